@@ -1,0 +1,162 @@
+from __future__ import annotations
+"""What the two sides of the scheduler hand each other: a `Job` (the caller's end), `JobEvent`s, and a choice's text."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from helios.engine.sequence import Request, TokenEvent
+from helios.model.sampling import SamplingParams, TokenLogprob
+from helios.model.text import TextStream
+from helios.model.tokenizer import Tokenizer
+
+@dataclass
+class JobEvent:
+    """News of one choice of a request: what became readable since its last event.
+
+    `token_ids` may hold several tokens. Over all events of a choice the texts join to its answer and the ids to all it
+    generated, the token that ended it included. The last event of a choice, and no other, has a `finish_reason`:
+    "stop", "length", "abort" (cancelled) or "error" (then `error` is a sentence saying what happened).
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+    def then(self, later: "JobEvent") -> "JobEvent":
+        """This event and the next of the same choice, as one."""
+        return JobEvent(
+            index=self.index,
+            text=self.text + later.text,
+            token_ids=self.token_ids + later.token_ids,
+            logprobs=self.logprobs + later.logprobs,
+            finish_reason=later.finish_reason,
+            stop_reason=later.stop_reason,
+            error=later.error,
+        )
+
+@dataclass
+class Timings:
+    """When things happened to a job: seconds on the scheduler's clock; None: not yet."""
+
+    queued_s: float
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+
+class Job:
+    """The caller's end of a submitted request. Every method may be called from any thread."""
+
+    def __init__(self, request: Request, cancel: Callable[[str], bool], queued_s: float) -> None:
+        self.request = request
+        self.id = request.id
+        self.prompt_tokens = len(request.prompt_ids)
+        self.cached_tokens = 0
+        self.timings = Timings(queued_s)
+        self._cancel = cancel
+        self._changed = threading.Condition()
+        self._unread: dict[int, JobEvent] = {}
+        self._open = request.params.n
+
+    def cancel(self) -> bool:
+        """Ask for the end of this job, waiting or running; False when it has ended already or been asked before."""
+        return self._cancel(self.id)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has ended (events may still be unread)."""
+        return self.timings.finished_s is not None
+
+class Job(Job):
+    def put(self, event: JobEvent) -> None:
+        """Leave an event for the reader; never blocks. An unread event of the same choice grows: no second one queues up."""
+        with self._changed:
+            unread = self._unread.get(event.index)
+            self._unread[event.index] = event if unread is None else unread.then(event)
+            self._open -= event.finish_reason is not None
+            self._changed.notify_all()
+
+    def events(self) -> Iterator[JobEvent]:
+        """Yield events as they come, blocking in between, until every choice has ended. For one reader."""
+        while True:
+            with self._changed:
+                while not self._unread and self._open > 0:
+                    self._changed.wait()
+                batch, self._unread = list(self._unread.values()), {}
+                ended = self._open <= 0
+            yield from batch
+            if ended:
+                return
+
+class Choice:
+    """One choice of a running job, on the worker's side: tokens in, events out. Tokens wait for their text."""
+
+    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+        self.index = index
+        self.ended = False
+        self._params = params
+        self._eos_token_ids = frozenset(tokenizer.eos_token_ids)
+        self._stream = TextStream(
+            tokenizer,
+            stop=params.stop or (),
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+        self._event = JobEvent(index)
+
+    def take(self) -> JobEvent | None:
+        """What became readable since the last call, or None. Ids and logprobs whose text is still held back stay."""
+        if not self._event.text and self._event.finish_reason is None:
+            return None
+        event, self._event = self._event, JobEvent(self.index)
+        return event
+
+class Choice(Choice):
+    def push(self, token: TokenEvent) -> bool:
+        """Take one token in; True when its text completed a stop string, which the engine does not know about yet."""
+        if self.ended:
+            return False
+        self._event.token_ids.append(token.token_id)
+        self._event.logprobs.append(token.logprob)
+        ended_by_token = token.finish_reason == "stop"
+        if not ended_by_token or self._params.include_stop_str_in_output:
+            self._event.text += self._stream.push(token.token_id)
+        if self._stream.stop_reason is not None:
+            self.end("stop", stop_reason=self._stream.stop_reason)
+            return token.finish_reason is None
+        if token.finish_reason is not None:
+            self.end(token.finish_reason, stop_reason=self._stop_token(token) if ended_by_token else None)
+        return False
+
+    def _stop_token(self, token: TokenEvent) -> int | None:
+        """The stop token the user asked for; None when the model ended its turn by itself."""
+        by_itself = token.token_id in self._eos_token_ids and not self._params.ignore_eos
+        return token.token_id if token.token_id in (self._params.stop_token_ids or ()) and not by_itself else None
+
+    def end(self, reason: str, *, stop_reason: str | int | None = None, error: str | None = None) -> None:
+        """Close the choice: flush the text held back and set the reason. Nothing is taken in afterwards."""
+        if self.ended:
+            return
+        self.ended = True
+        self._event.text += self._stream.finish()
+        self._event.finish_reason, self._event.stop_reason, self._event.error = reason, stop_reason, error
+
+@dataclass
+class Live:
+    """A job that has not ended: the caller's end, and, once admitted, its choices."""
+
+    job: Job
+    choices: list[Choice] = field(default_factory=list)
+
+    def end(self, reason: str, error: str | None = None) -> list[tuple[Job, JobEvent]]:
+        """End every choice that is still open; returns their last events."""
+        if not self.choices:
+            n = self.job.request.params.n
+            return [(self.job, JobEvent(i, finish_reason=reason, error=error)) for i in range(n)]
+        for choice in self.choices:
+            choice.end(reason, error=error)
+        return [(self.job, event) for choice in self.choices if (event := choice.take())]

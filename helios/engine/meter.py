@@ -1,0 +1,50 @@
+from __future__ import annotations
+"""What the scheduler counts: requests by how they ended, tokens, and tokens per second."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from helios.engine.job import Job
+from helios.engine.sequence import TokenEvent
+
+RATE_WINDOW_S = 5.0
+
+@dataclass
+class Meter:
+    """Totals since the start: requests by how they ended, ticks, and tokens.
+
+    Prompts count once their first token is there; cached_tokens of them came from the prefix cache.
+    """
+
+    submitted: int = 0
+    refused: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    ticks: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=65536))
+
+    def token(self, job: Job, token: TokenEvent, now: float) -> None:
+        """Count one token of a job, and its prompt with the first."""
+        if job.timings.first_token_s is None:
+            job.timings.first_token_s = now
+            job.cached_tokens = token.cached_tokens
+            self.prompt_tokens += job.prompt_tokens
+            self.cached_tokens += token.cached_tokens
+        if token.error is None:
+            self.generated_tokens += 1
+            self._recent.append(now)
+
+    def end(self, reason: str) -> None:
+        """Count a request that ended: "abort", "error", or anything else for one that finished."""
+        name = {"abort": "cancelled", "error": "failed"}.get(reason, "finished")
+        setattr(self, name, getattr(self, name) + 1)
+
+    def read(self, now: float) -> dict[str, float]:
+        """All totals by name, and `tokens_per_s`: generated tokens, mean over the last RATE_WINDOW_S seconds."""
+        recent = sum(now - t < RATE_WINDOW_S for t in tuple(self._recent))
+        totals = {name: float(value) for name, value in vars(self).items() if not name.startswith("_")}
+        return {**totals, "tokens_per_s": recent / RATE_WINDOW_S}
