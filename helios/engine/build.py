@@ -1,0 +1,130 @@
+# Generated from notebooks/10_continuous_batching.ipynb by `helios export`; edit the notebook.
+"""From settings to a warm engine: resolve the model, load it, size the page pool, run one tiny request."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import torch
+
+from helios.engine.config import EngineConfig
+from helios.engine.engine import Engine
+from helios.kv.paged import PagedKVCache
+from helios.kv.pages import PAGE_SIZE, PagePool
+from helios.kv.prefix import PrefixCache
+from helios.model.attention import choose_attention
+from helios.model.config import KVSpec, ModelError, load_config
+from helios.model.device import choose_device, choose_dtype
+from helios.model.files import resolve_model
+from helios.model.tokenizer import Tokenizer
+from helios.model.transformer import Transformer, load_transformer
+from helios.model.weights import random_weights
+
+__all__ = ["GIB", "build_engine", "default_model", "free_memory", "load_model", "size_pool"]
+GIB = 2**30
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process may still use on the device: the GPU's own count, else RAM within the container's limit."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = int(psutil.virtual_memory().available)
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
+        inactive = next(
+            int(line.split()[1])
+            for line in (group / "memory.stat").read_text().splitlines()
+            if line.startswith("inactive_file ")
+        )
+        return free if limit == "max" else min(free, int(limit) - used + inactive)
+    except (OSError, ValueError, StopIteration):
+        return free
+
+
+def size_pool(spec: KVSpec, dtype: torch.dtype, config: EngineConfig, context: int, free: int) -> tuple[int, str]:
+    """Usable pages and the reason: as many as were asked for, else a share of the `free` bytes.
+
+    Never more than a full batch of full contexts could use. One full context is granted even beyond the share, if it
+    fits in nine tenths of what is free. Raises ModelError if not even one page fits.
+    """
+    if config.kv_pages is not None:
+        return config.kv_pages, "kv_pages asks for it"
+    page = spec.page_bytes(dtype)
+    one = -(-context // PAGE_SIZE)
+    share = int(free * config.memory_fraction) // page
+    most = config.max_batch_size * one
+    if share >= most:
+        return most, f"{config.max_batch_size} sequences of {context} tokens can use no more"
+    if share >= one:
+        return share, f"{config.memory_fraction:g} of the {free / GIB:.1f} GiB free after loading"
+    pages = min(one, int(free * 0.9) // page)
+    if pages < 1:
+        raise ModelError(
+            f"no memory is left for the KV cache: one page needs {page / 2**20:.0f} MiB and {free / 2**20:.0f} MiB are "
+            "free; choose a smaller model, or free memory on this device"
+        )
+    why = (
+        "room for one full context" if pages == one else f"all that fits: answers end within {pages * PAGE_SIZE} tokens"
+    )
+    return pages, why
+
+
+def default_model(device: torch.device) -> str:
+    """Qwen3-4B on a GPU with room for it and its cache; otherwise the embedded model, which needs no download."""
+    return "Qwen/Qwen3-4B" if device.type == "cuda" and free_memory(device) >= 11 * GIB else "smollm2"
+
+
+def load_model(
+    config: EngineConfig, device: torch.device, dtype: torch.dtype
+) -> tuple[Transformer, Tokenizer | None, str]:
+    """The model on its device, its tokenizer, and the name it goes by."""
+    name = default_model(device) if config.model == "auto" else config.model
+    if config.load_weights == "random":
+        folder = Path(name) if Path(name, "config.json").is_file() else resolve_model(name)
+        shape = load_config(folder)
+        model = Transformer.from_weights(shape, random_weights(shape, device=device, dtype=dtype)).pack()
+    else:
+        folder = resolve_model(name)
+        model = load_transformer(folder, device=device, dtype=dtype)
+    has_tokenizer = (folder / "tokenizer.json").is_file()
+    return model, Tokenizer.from_folder(folder) if has_tokenizer else None, name
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """Load, size, warm up: an engine ready to tick, with `.tokenizer` and `.report` (what was chosen, and why).
+
+    Call it in the thread that will tick: on CPUs a second thread that runs parallel torch work costs a third of the
+    speed. Raises ModelError with what to do when the model cannot be used.
+    """
+    started = time.perf_counter()
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    device = choose_device(config.device)
+    dtype, dtype_why = choose_dtype(device, config.dtype)
+    model, tokenizer, name = load_model(config, device, dtype)
+    attention, attention_why = choose_attention(device, dtype, config.attention)
+    spec = model.config.kv_spec
+    context = min(model.config.context, config.max_context or model.config.context)
+    pages, pages_why = size_pool(spec, dtype, config, context, free_memory(device))
+    pool = PagePool(pages + 1)  # page 0 is scratch
+    cache = PagedKVCache(
+        spec, pages + 1, query_heads=model.config.heads, device=device, dtype=dtype, attention=attention
+    )
+    prefix = PrefixCache(pool, ttl_s=config.prefix_ttl_s) if config.prefix_cache else None
+    report = {
+        "model": f"{name} ({model.config.parameter_count / 1e6:,.0f} M parameters, {config.load_weights} weights)",
+        "device": f"{device} ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device),
+        "dtype": f"{str(dtype).removeprefix('torch.')} ({dtype_why})",
+        "attention": f"{attention} ({attention_why})",
+        "context": f"{context} tokens",
+        "kv_pages": f"{pages} of {PAGE_SIZE} tokens, {pages * spec.page_bytes(dtype) / GIB:.2f} GiB ({pages_why})",
+        "batch": f"{config.max_batch_size} sequences, {config.prefill_chunk_size} tokens a tick",
+        "prefix_cache": f"on, idle pages kept {config.prefix_ttl_s:g} s" if prefix else "off",
+    }
+    engine = Engine(model, cache, pool, prefix, config, tokenizer=tokenizer, report=report)
+    engine.warm_up()
+    report["ready"] = f"after {time.perf_counter() - started:.1f} s"
+    return engine

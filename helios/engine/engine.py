@@ -1,0 +1,345 @@
+# Generated from notebooks/10_continuous_batching.ipynb by `helios export`; edit the notebook.
+"""Continuous batching.
+
+One packed forward per tick: sequences join and leave between two passes of the model, a long prompt
+is fed in pieces beside the others' next tokens, and nobody waits for the slowest of a batch. The
+part exported here is `Engine`: it admits requests by the pages they will need, plans each tick,
+runs one forward, samples and commits.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from helios.engine.config import EngineConfig
+from helios.engine.runner import Batch, ModelRunner, Runner, pack
+from helios.engine.sequence import Request, Sequence, TokenEvent, pages_needed
+from helios.engine.tick import SeqView, TickPlan, plan_tick
+from helios.kv.paged import PagedKVCache
+from helios.kv.pages import PAGE_SIZE, SCRATCH_PAGE, PagePool
+from helios.kv.prefix import PrefixCache, block_hashes
+from helios.model.config import ModelError
+from helios.model.sampling import RequestError, SamplingParams, choice_seed, sample
+from helios.model.tokenizer import Tokenizer
+from helios.model.transformer import Transformer
+
+__all__ = ["Engine", "NOT_FINITE", "TOTALS"]
+NOT_FINITE = (
+    "the model's output for this request was not finite (NaN or infinity), so it was stopped; "
+    "if this repeats, check the model's files or start with dtype=float32"
+)
+TOTALS = ("ticks", "tick_tokens", "prompt_tokens", "cached_tokens", "output_tokens", "failed")
+
+
+class Engine:
+    """Continuous batching over one model: admit requests, tick, take the events. One thread only.
+
+    `tick` plans, packs, runs one forward, samples and commits. A sequence joins in the tick after its admission and
+    leaves in the tick of its last token; its pages were reserved whole, so a running sequence never runs out of room.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        cache: PagedKVCache,
+        pool: PagePool,
+        prefix: PrefixCache | None,
+        config: EngineConfig,
+        *,
+        runner: Runner | None = None,
+        tokenizer: Tokenizer | None = None,
+        report: dict[str, str] | None = None,
+    ) -> None:
+        self.model, self.cache, self.pool, self.prefix, self.config = model, cache, pool, prefix, config
+        self.runner: Runner = runner or ModelRunner(model, cache)
+        self.tokenizer = tokenizer
+        self.report = report or {}
+        self.context = min(model.config.context, config.max_context or model.config.context)
+        self.last_plan = TickPlan()
+        self._choices: dict[str, list[Sequence]] = {}
+        self._served: list[Sequence] = []
+        self._publications = 0
+        self._totals: Counter[str] = Counter()
+
+    @property
+    def running_count(self) -> int:
+        """Live sequences: every choice counts, those waiting for their prompt too."""
+        return sum(len(choices) for choices in self._choices.values())
+
+    def max_tokens(self, request: Request) -> int:
+        """New tokens each choice may have; without a limit of its own, to the end of the context."""
+        asked = request.params.max_tokens
+        return asked if asked is not None else self.context - len(request.prompt_ids)
+
+    def check_fits(self, request: Request) -> None:
+        """Raise RequestError if this engine could never serve the request, however empty it was."""
+        prompt, params, n = len(request.prompt_ids), request.params, request.params.n
+        if prompt == 0:
+            raise RequestError("the prompt is empty; send at least one token", param="prompt")
+        params.check_vocab(self.model.config.vocab_size)
+        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self.model.config.vocab_size:
+            raise RequestError(
+                f"a prompt token id is outside the vocabulary of {self.model.config.vocab_size} tokens", param="prompt"
+            )
+        wanted = params.max_tokens or 1
+        if prompt + wanted > self.context:
+            raise RequestError(
+                f"this model's context is {self.context} tokens, but the prompt has {prompt} and up to {wanted} new "
+                "ones were asked for; shorten the prompt or lower max_tokens",
+                param="max_tokens" if prompt < self.context else "prompt",
+                code="context_length_exceeded",
+            )
+        if n > self.config.max_batch_size:
+            raise RequestError(f"n is {n}, but at most {self.config.max_batch_size} sequences run at once", param="n")
+        first, further = pages_needed(prompt, self.max_tokens(request))
+        if first + (n - 1) * further > self.pool.capacity:
+            raise RequestError(
+                f"this request needs {first + (n - 1) * further} KV pages of {PAGE_SIZE} tokens and the pool has "
+                f"{self.pool.capacity}; lower max_tokens or n, or start with more kv_pages",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+
+    def can_admit(self, request: Request) -> bool:
+        """Whether there is a place in the batch, and enough free or evictable pages, right now."""
+        if self.running_count + request.params.n > self.config.max_batch_size:
+            return False
+        first, further = pages_needed(len(request.prompt_ids), self.max_tokens(request))
+        needed = first + (request.params.n - 1) * further
+        if needed <= self.pool.free_count:
+            return True
+        shared = self._match(request)
+        evictable = self.prefix.evictable_count if self.prefix else 0
+        self.pool.release(shared)
+        return needed - len(shared) <= self.pool.free_count + evictable
+
+    def admit(self, request: Request) -> None:
+        """Reserve every page the request can need, less what the prefix cache shares; it joins the next tick.
+
+        Raises RequestError if it can never fit, OutOfPages if it cannot now (ask `can_admit` first).
+        """
+        if request.id in self._choices:
+            raise ValueError(f"request {request.id!r} is running already; give every request its own id")
+        self.check_fits(request)
+        params, max_tokens = request.params, self.max_tokens(request)
+        first, further = pages_needed(len(request.prompt_ids), max_tokens)
+        shared = self._match(request)
+        try:
+            fresh = self._take(first - len(shared) + (params.n - 1) * further)
+        except Exception:
+            self.pool.release(shared)
+            raise
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        stop_ids = frozenset(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            stop_ids |= frozenset(self.model.config.eos_token_ids)
+        choices = [
+            Sequence(request, i, max_tokens=max_tokens, seed=choice_seed(seed, i), stop_ids=stop_ids)
+            for i in range(params.n)
+        ]
+        for seq in reversed(choices[1:]):
+            seq.pages = [fresh.pop() for _ in range(further)]
+        choices[0].pages = shared + fresh
+        choices[0].computed = choices[0].cached_tokens = len(shared) * PAGE_SIZE
+        choices[0].seen_publications = self._publications
+        self._choices[request.id] = choices
+        self._totals["prompt_tokens"] += len(request.prompt_ids)
+        self._totals["cached_tokens"] += choices[0].cached_tokens
+
+    def _match(self, request: Request) -> list[int]:
+        return self.prefix.match(request.shareable_hashes) if self.prefix else []
+
+    def _take(self, pages: int) -> list[int]:
+        short = pages - self.pool.free_count
+        if short > 0 and self.prefix:
+            self.prefix.evict(short)
+        return self.pool.allocate(pages)
+
+    @torch.inference_mode()
+    def tick(self, now: float) -> list[TokenEvent]:
+        """Run one forward for the sequences planned at `now` (seconds, the clock of `Request.arrival_s`)."""
+        for seq in self._served:
+            seq.last_progress_s = now  # what the last tick did was done by the time this one starts
+        running = [seq for choices in self._choices.values() for seq in choices if not seq.parked]
+        if self.prefix:
+            for seq in running:
+                if seq.remaining_prompt and seq.seen_publications < self._publications:
+                    self._adopt(seq)
+        views = [SeqView(s.remaining_prompt, s.request.arrival_s, s.last_progress_s, s) for s in running]
+        self.last_plan = plan_tick(views, self.config.prefill_chunk_size, now)
+        work = [(seq, tokens) for seq, tokens in self.last_plan.shares if isinstance(seq, Sequence)]
+        self._served = [seq for seq, _ in work]
+        if not work:
+            return []
+        batch = pack(work, self._choices)
+        logits = self.runner.forward(batch.inputs)
+        for seq, tokens in work:
+            seq.computed += tokens
+        self._totals.update(ticks=1, tick_tokens=self.last_plan.tokens)
+        events = self._commit(batch, logits)
+        if self.config.debug_checks:
+            self.check()
+        return events
+
+    def _adopt(self, seq: Sequence) -> None:
+        """Skip what another request has published since: its pages replace ours, and `computed` jumps ahead."""
+        seq.seen_publications = self._publications
+        matched = self._match(seq.request)
+        blocks, own = len(matched), seq.computed // PAGE_SIZE
+        if blocks <= own:
+            self.pool.release(matched)
+            return
+        self.pool.release(seq.pages[own:blocks] + matched[:own])
+        seq.pages[own:blocks] = matched[own:]
+        skipped = blocks * PAGE_SIZE - seq.computed
+        seq.computed += skipped
+        seq.cached_tokens += skipped
+        self._totals["cached_tokens"] += skipped
+
+    def _commit(self, batch: Batch, logits: Tensor) -> list[TokenEvent]:
+        """Turn a pass's logits into events: publish what was computed, append what was sampled, let the done leave."""
+        events: list[TokenEvent] = []
+        if batch.unfinished:
+            finite = torch.isfinite(logits[len(batch.sampled) :]).all(dim=-1).tolist()
+            for seq, good in zip(batch.unfinished, finite, strict=True):
+                if good:
+                    self._publish(seq)
+                else:
+                    events += [self._fail(choice) for choice in list(self._choices[seq.request.id])]
+        if not batch.sampled:
+            return events
+        drawn = sample(logits[: len(batch.sampled)], [seq.row for seq in batch.sampled])
+        bad = set(drawn.bad)
+        for row, seq in enumerate(batch.sampled):
+            if row in bad:
+                events.append(self._fail(seq))
+                continue
+            if not seq.output_ids and not seq.index:
+                self._publish(seq)
+                self._fork(seq)
+            seq.append(drawn.ids[row])
+            events.append(
+                TokenEvent(
+                    seq.request.id,
+                    seq.index,
+                    drawn.ids[row],
+                    drawn.logprobs[row],
+                    seq.finish_reason,
+                    cached_tokens=seq.cached_tokens,
+                )
+            )
+            if seq.finish_reason:
+                self._leave(seq)
+        self._totals["output_tokens"] += len(batch.sampled) - len(bad)
+        return events
+
+    def _fork(self, first: Sequence) -> None:
+        """Start the parked choices: they share the prompt's full pages and get a copy of the partly filled one."""
+        prompt = len(first.prompt)
+        full, partial = divmod(prompt, PAGE_SIZE)
+        for child in self._choices[first.request.id]:
+            if child is first:
+                continue
+            self.pool.retain(first.pages[:full])
+            if partial:
+                self.cache.copy_page(first.pages[full], child.pages[0])
+            child.pages = first.pages[:full] + child.pages
+            child.computed, child.cached_tokens = prompt, first.cached_tokens
+            child.published_blocks = first.published_blocks
+            child.parked = False
+
+    def finish(self, request_id: str, index: int, reason: str) -> bool:
+        """End one choice now, for a reason found outside (a stop string). False if it is not running any more."""
+        for seq in self._choices.get(request_id, []):
+            if seq.index == index and not seq.parked and not seq.remaining_prompt:
+                seq.finish_reason = reason
+                self._leave(seq)
+                return True
+        return False
+
+    def cancel(self, request_id: str) -> bool:
+        """Drop a whole request, wherever it is; what it computed stays shareable. False if it is not running."""
+        choices = list(self._choices.get(request_id, []))
+        for seq in choices:
+            seq.finish_reason = "cancelled"
+            self._leave(seq)
+        return bool(choices)
+
+    def _publish(self, seq: Sequence) -> None:
+        """Offer the complete, computed, finite blocks of a sequence to later requests."""
+        blocks = seq.computed // PAGE_SIZE
+        if not self.prefix or blocks <= seq.published_blocks:
+            return
+        self.prefix.publish(block_hashes(seq.tokens[: blocks * PAGE_SIZE], seq.request.salt), seq.pages[:blocks])
+        seq.published_blocks = blocks
+        self._publications += 1
+
+    def _leave(self, seq: Sequence) -> None:
+        self._publish(seq)
+        self._drop(seq)
+
+    def _fail(self, seq: Sequence) -> TokenEvent:
+        """End a sequence whose values are not finite. Its own pages are wiped: NaN leaks through attention masks."""
+        for page in seq.pages:
+            if self.pool.refcount(page) == 1:
+                self.cache.copy_page(SCRATCH_PAGE, page)
+        seq.finish_reason = "error"
+        self._totals["failed"] += 1
+        self._drop(seq)
+        return TokenEvent(seq.request.id, seq.index, -1, None, "error", NOT_FINITE, seq.cached_tokens)
+
+    def _drop(self, seq: Sequence) -> None:
+        self.pool.release(seq.pages)
+        seq.pages = []
+        choices = self._choices[seq.request.id]
+        choices.remove(seq)
+        if not choices:
+            del self._choices[seq.request.id]
+
+    def warm_up(self) -> None:
+        """Serve one tiny request, so that no user's first token pays for what is set up lazily. Leaves no trace.
+
+        Raises ModelError if the model cannot produce finite numbers even for that.
+        """
+        params = SamplingParams(seed=0, max_tokens=min(2, self.context - 1), ignore_eos=True)
+        self.admit(Request("warm-up", [0], params, arrival_s=0.0))
+        while self.running_count:
+            for event in self.tick(0.0):
+                if event.error:
+                    raise ModelError(f"a first try failed: {event.error}")
+        self._totals.clear()
+
+    def stats(self) -> dict[str, int]:
+        """Gauges of now (running, pages) and totals since the start (ticks, tokens), for logs and metrics."""
+        prefix = self.prefix
+        return {
+            "running_sequences": self.running_count,
+            "running_requests": len(self._choices),
+            "pages_total": self.pool.capacity,
+            "pages_free": self.pool.free_count,
+            "pages_evictable": prefix.evictable_count if prefix else 0,
+            **{f"{name}_total": self._totals[name] for name in TOTALS},
+        }
+
+    def check(self) -> None:
+        """Recount every page reference from all sequences and the prefix cache; AssertionError on any difference."""
+        live = [seq for choices in self._choices.values() for seq in choices]
+        holders = [seq.pages for seq in live]
+        if self.prefix:
+            self.prefix.check()
+            holders.append(self.prefix.cached_pages)
+        self.pool.check(holders)
+        assert len(live) <= self.config.max_batch_size, "more sequences run than max_batch_size allows"
+        for seq in live:
+            name = f"choice {seq.index} of request {seq.request.id!r}"
+            assert seq.finish_reason is None, f"{name} is done and still here"
+            assert SCRATCH_PAGE not in seq.pages and len(set(seq.pages)) == len(seq.pages), f"{name}: bad page table"
+            first, further = pages_needed(len(seq.prompt), seq.max_tokens)
+            assert len(seq.pages) == (further if seq.parked else first), f"{name} holds {len(seq.pages)} pages"
+            prompt, outputs = len(seq.prompt), len(seq.output_ids)
+            assert outputs < seq.max_tokens, f"{name} has more tokens than it asked for"
+            assert seq.computed == prompt + outputs - 1 if outputs else seq.computed < prompt, f"{name} lost count"

@@ -1,0 +1,96 @@
+# Generated from notebooks/10_continuous_batching.ipynb by `helios export`; edit the notebook.
+"""From sequences to one packed forward: the pass's token ids, positions, page spans and the rows to be sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from helios.engine.sequence import Sequence
+from helios.kv.paged import PagedKVCache, Span
+from helios.model.transformer import Transformer
+
+__all__ = ["Batch", "ModelRunner", "Runner", "TickInputs", "pack"]
+
+
+@dataclass(frozen=True, slots=True)
+class TickInputs:
+    """One forward's inputs: token_ids and positions int64 [T], spans in packed order, rows int64 [R] (indices into T)."""
+
+    token_ids: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    spans: Seq[Span]
+    rows: npt.NDArray[np.int64]
+
+
+class Runner(Protocol):
+    """Anything that turns a tick's inputs into logits [R, V] float32: eager, compiled, captured or parallel."""
+
+    def forward(self, inputs: TickInputs) -> Tensor:
+        """Run one packed pass and store its keys and values."""
+        ...
+
+
+class ModelRunner:
+    """The eager runner: plan the cache once, run the transformer once."""
+
+    def __init__(self, model: Transformer, cache: PagedKVCache) -> None:
+        self.model = model
+        self.cache = cache
+
+    def forward(self, inputs: TickInputs) -> Tensor:
+        """Logits [R, V] float32 of the rows asked for, on the model's device."""
+        device = self.model.device
+        self.cache.plan(inputs.spans)
+        token_ids = torch.from_numpy(inputs.token_ids).to(device, non_blocking=True)
+        positions = torch.from_numpy(inputs.positions).to(device, non_blocking=True)
+        rows = torch.from_numpy(inputs.rows).to(device, non_blocking=True)
+        return self.model(token_ids, positions, self.cache, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A tick's work, packed. `sampled` owns the first rows, one each; `unfinished` owns the rows after them.
+
+    A prompt whose last chunk this is owns one row for each of its choices. The last token of an unfinished chunk is
+    computed through the head too, so that a chunk with non-finite values is found before anyone can share its pages.
+    """
+
+    inputs: TickInputs
+    sampled: list[Sequence]
+    unfinished: list[Sequence]
+
+
+def pack(work: Seq[tuple[Sequence, int]], choices: dict[str, list[Sequence]]) -> Batch:
+    """Pack (sequence, tokens) pairs into one pass; `choices` are the live sequences by request id."""
+    total = sum(tokens for _, tokens in work)
+    token_ids, positions = np.empty(total, np.int64), np.empty(total, np.int64)
+    spans: list[Span] = []
+    sampled: list[Sequence] = []
+    unfinished: list[Sequence] = []
+    rows: list[int] = []
+    chunk_rows: list[int] = []
+    at = 0
+    for seq, tokens in work:
+        start, end = seq.computed, seq.computed + tokens
+        if seq.remaining_prompt:
+            token_ids[at : at + tokens] = seq.prompt[start:end]
+            positions[at : at + tokens] = np.arange(start, end)
+        else:
+            token_ids[at], positions[at] = seq.output_ids[-1], start
+        spans.append(Span(tokens, end, seq.pages))
+        at += tokens
+        if end < len(seq.prompt):
+            unfinished.append(seq)
+            chunk_rows.append(at - 1)
+        else:
+            owners = choices[seq.request.id] if seq.remaining_prompt else [seq]
+            sampled += owners
+            rows += [at - 1] * len(owners)
+    return Batch(TickInputs(token_ids, positions, spans, np.asarray(rows + chunk_rows, np.int64)), sampled, unfinished)

@@ -1,0 +1,101 @@
+# Generated from notebooks/10_continuous_batching.ipynb by `helios export`; edit the notebook.
+"""A request and its choices: what the engine knows of each sequence that it is generating."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from helios.kv.pages import PAGE_SIZE
+from helios.kv.prefix import block_hashes
+from helios.model.sampling import SampleRow, SamplingParams, TokenLogprob
+
+__all__ = ["Request", "Sequence", "TokenEvent", "pages_needed"]
+
+
+@dataclass
+class Request:
+    """What a client asked for, in token ids. `salt` keeps tenants' cached prefixes apart; `arrival_s` is monotonic time."""
+
+    id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    salt: bytes = b""
+    arrival_s: float = field(default_factory=time.monotonic)
+
+    @cached_property
+    def shareable_hashes(self) -> list[bytes]:
+        """Block hashes a cached prefix may cover: complete blocks, and never the prompt's last token."""
+        return block_hashes(self.prompt_ids, self.salt)[: (len(self.prompt_ids) - 1) // PAGE_SIZE]
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One choice's next token, or its failure (`token_id` -1, `finish_reason` "error", `error` says what happened)."""
+
+    request_id: str
+    index: int
+    token_id: int
+    logprob: TokenLogprob | None
+    finish_reason: str | None
+    error: str | None = None
+    cached_tokens: int = 0
+
+
+class Sequence:
+    """One choice of one request while it runs.
+
+    `computed` counts the tokens whose keys and values are stored; `cached_tokens` those of them that came from the
+    prefix cache. `pages` is the page table, reserved whole at admission. A `parked` choice (index above 0 of a request
+    with n > 1) holds only its own pages and waits for the first choice to compute the prompt.
+    """
+
+    def __init__(self, request: Request, index: int, *, max_tokens: int, seed: int, stop_ids: frozenset[int]) -> None:
+        self.request = request
+        self.index = index
+        self.max_tokens = max_tokens
+        self.stop_ids = stop_ids
+        self.prompt = np.asarray(request.prompt_ids, dtype=np.int64)
+        self.output_ids: list[int] = []
+        self.pages: list[int] = []
+        self.computed = 0
+        self.cached_tokens = 0
+        self.published_blocks = 0
+        self.seen_publications = 0
+        self.parked = index > 0
+        self.finish_reason: str | None = None
+        self.last_progress_s = request.arrival_s
+        banned = sorted(stop_ids) if request.params.min_tokens > 0 else []
+        self.row = SampleRow(request.params, request.prompt_ids, self.output_ids, seed, banned)
+
+    @property
+    def remaining_prompt(self) -> int:
+        """Prompt tokens still to be computed; 0 once the sequence is generating."""
+        return max(len(self.prompt) - self.computed, 0)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and output so far."""
+        return self.request.prompt_ids + self.output_ids
+
+    def append(self, token_id: int) -> None:
+        """Take a sampled token, and decide whether it was the last: "stop" wins over "length" on the last one."""
+        self.output_ids.append(token_id)
+        if len(self.output_ids) >= self.request.params.min_tokens:
+            self.row.banned = []
+        if token_id in self.stop_ids:
+            self.finish_reason = "stop"
+        elif len(self.output_ids) >= self.max_tokens:
+            self.finish_reason = "length"
+
+
+def pages_needed(prompt_tokens: int, max_tokens: int) -> tuple[int, int]:
+    """Pages to reserve for a request's first choice, and for each further one.
+
+    The last sampled token is never fed back, so it needs no room. Further choices share the prompt's full pages.
+    """
+    first = -(-(prompt_tokens + max_tokens - 1) // PAGE_SIZE)
+    return first, first - prompt_tokens // PAGE_SIZE

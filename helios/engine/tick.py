@@ -1,0 +1,66 @@
+# Generated from notebooks/10_continuous_batching.ipynb by `helios export`; edit the notebook.
+"""Who gets how many tokens of the next forward: a pure function, no tensors, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+__all__ = ["PATIENCE_S", "SeqView", "TickPlan", "plan_tick"]
+PATIENCE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class SeqView:
+    """All the planner may know of a running sequence. `remaining_prompt` 0 means that it is generating."""
+
+    remaining_prompt: int
+    arrival_s: float
+    last_progress_s: float
+    key: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class TickPlan:
+    """(key, tokens) for each sequence served in a tick: generating ones first, one token each, then prompts' chunks."""
+
+    shares: tuple[tuple[Hashable, int], ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole tick."""
+        return sum(tokens for _, tokens in self.shares)
+
+
+def plan_tick(running: Seq[SeqView], budget: int, now: float) -> TickPlan:
+    """Share a budget of tokens among the running sequences. Times are seconds on one clock.
+
+    1. If the oldest unfinished prompt has made no progress for `PATIENCE_S`, it is served first, with up to
+       ceil(budget / 2) tokens.
+    2. Every generating sequence gets one token; if the budget is short, the least recently served go first.
+    3. What is left goes to unfinished prompts in order of arrival.
+
+    Bounds. A tick never holds more than `budget` tokens. With G generating sequences and a budget of two or more, each
+    gets a token at least once in every ceil(G / floor(budget / 2)) ticks: in every tick while G ≤ budget / 2. The
+    oldest unfinished prompt is served at the latest by the first tick that starts 0.1 s after its last progress; as
+    no later arrival can overtake it, a prompt moves once those before it are done. A budget of one token goes by turns.
+    """
+    prompts = sorted((view for view in running if view.remaining_prompt > 0), key=lambda view: view.arrival_s)
+    generating = [view for view in running if view.remaining_prompt == 0]
+    chunks: dict[Hashable, int] = {}
+    left = budget
+    if prompts and now - prompts[0].last_progress_s >= PATIENCE_S:
+        chunks[prompts[0].key] = min(prompts[0].remaining_prompt, (budget + 1) // 2)
+        left -= chunks[prompts[0].key]
+    if len(generating) > left:
+        generating = sorted(generating, key=lambda view: (view.last_progress_s, view.arrival_s))[:left]
+    left -= len(generating)
+    for view in prompts:
+        if left == 0:
+            break
+        had = chunks.get(view.key, 0)
+        more = min(view.remaining_prompt - had, left)
+        chunks[view.key] = had + more
+        left -= more
+    return TickPlan((*((view.key, 1) for view in generating), *((key, n) for key, n in chunks.items() if n)))
