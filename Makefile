@@ -1,0 +1,62 @@
+# Two commands matter: `make serve` and `make test`. Both install what they need into .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+# Only what was given on the command line or in the environment reaches the server; it knows the other defaults.
+serve_flags = $(if $(MODEL),--model '$(MODEL)') $(if $(HOST),--host '$(HOST)') $(if $(PORT),--port '$(PORT)')
+
+.PHONY: help setup setup-dev serve chat test bench export notebooks site links clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make serve      install Helios, fetch the embedded model, serve it on 127.0.0.1:8000   (PORT=… MODEL=… HOST=…)"
+	@echo "make setup      install only"
+	@echo "make chat       talk to the served model in this terminal"
+	@echo "make test       install the development extras and run every check of the project"
+	@echo "make bench      the 30-request benchmark on the embedded model"
+	@echo "make export     write helios/ from the notebooks;  make links: badges and links from the project's URL"
+	@echo "make notebooks  open the book's notebooks in Jupyter;  make site: build the site into public/"
+
+setup: .venv/installed
+setup-dev: .venv/installed-dev
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Helios needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Choose one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; \
+	  echo "Python could not make a virtual environment. On Debian or Ubuntu: apt-get install python3-venv, then run make again."; exit 1; }
+
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -q -c constraints.txt -e .
+	@touch $@
+
+.venv/installed-dev: .venv/installed
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+serve: setup
+	@exec $(BIN)/helios serve $(serve_flags)
+
+chat: setup
+	@exec $(BIN)/helios chat $(if $(MODEL),--model '$(MODEL)')
+
+test: setup-dev
+	@$(BIN)/python tests/run_all.py $(ONLY)
+
+bench: setup
+	@$(BIN)/helios bench $(if $(MODEL),--model '$(MODEL)')
+
+export: setup
+	@$(BIN)/helios export
+
+links: setup
+	@$(BIN)/python -m helios.book.links
+
+notebooks: setup-dev
+	@exec $(BIN)/jupyter lab notebooks
+
+site: setup-dev
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf public build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,58 @@
+"""Every check of the project, one after another, and one summary at the end: `make test`.
+
+`make test ONLY=notebooks` (or several names with commas) runs a part. Exit status 1 if anything failed.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+PYTHON = sys.executable
+
+CHECKS: dict[str, list[str]] = {
+    "export": [PYTHON, "-m", "helios.book.export", "--check"],
+    "links": [PYTHON, "-m", "helios.book.links", "--check"],
+    "lint": [str(BIN / "ruff"), "check", "."],
+    "format": [str(BIN / "ruff"), "format", "--check", "helios", "tests", "site"],
+    "types": [str(BIN / "mypy")],
+    "model": [str(BIN / "helios"), "fetch"],
+    "tests": [PYTHON, "-m", "pytest", "tests", "--durations=10"],
+    "notebooks": [PYTHON, "-m", "pytest", "--nbval-lax", "--nbval-cell-timeout=240", "-p", "no:timeout", "notebooks"],
+    "site": [str(BIN / "mkdocs"), "build", "--strict", "--quiet"],
+}
+
+
+def chosen(names: list[str]) -> list[str]:
+    """The checks to run; exits with a sentence for a name that does not exist."""
+    wanted = [name for argument in names for name in argument.split(",")] or list(CHECKS)
+    if unknown := [name for name in wanted if name not in CHECKS]:
+        sys.exit(f"no check is called {unknown[0]!r}; there are: {', '.join(CHECKS)}")
+    return wanted
+
+
+def run(name: str) -> tuple[bool, float]:
+    """Run one check with its output shown; whether it passed, and its seconds."""
+    print(f"\n=== {name}: {' '.join(Path(part).name if part.startswith('/') else part for part in CHECKS[name])}", flush=True)
+    started = time.monotonic()
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    passed = subprocess.run(CHECKS[name], cwd=ROOT, env=environment, check=False).returncode == 0
+    return passed, time.monotonic() - started
+
+
+def main() -> int:
+    """Run the chosen checks; 0 if all passed."""
+    results = {name: run(name) for name in chosen(sys.argv[1:])}
+    print("\n=== summary")
+    for name, (passed, seconds) in results.items():
+        print(f"{'passed' if passed else 'FAILED':<8}{name:<12}{seconds:7.1f} s")
+    good = sum(passed for passed, _ in results.values())
+    print(f"{good} passed, {len(results) - good} failed")
+    return 0 if good == len(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
