@@ -1,3 +1,11 @@
+# Generated from notebooks/01_model_files.ipynb by `helios export`; edit the notebook.
+"""A model is a folder of files.
+
+What a checkpoint holds, file by file: `config.json` says how to build the network, safetensors hold
+its numbers, and two pairs of matrices are fused while they are read. At the end one call turns a
+name into weights on a device.
+"""
+
 from __future__ import annotations
 
 import json
@@ -8,8 +16,22 @@ from typing import Any
 
 import torch
 
+__all__ = [
+    "ARCHITECTURES",
+    "KVSpec",
+    "ModelConfig",
+    "ModelError",
+    "RopeScaling",
+    "SAMPLING_FIELDS",
+    "load_config",
+    "read_json",
+    "tiny_config",
+]
+
+
 class ModelError(ValueError):
     """This model cannot be used; the message says why and what to do instead."""
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in `path`; ModelError when it is missing, cut short or not an object."""
@@ -22,6 +44,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelError(f"{path} should hold one JSON object: fetch it again.")
     return content
+
 
 @dataclass(frozen=True)
 class KVSpec:
@@ -44,6 +67,7 @@ class KVSpec:
         """Bytes of one cache page of `page_size` tokens."""
         return self.bytes_per_token(dtype) * page_size
 
+
 @dataclass(frozen=True)
 class RopeScaling:
     """How rotary frequencies are stretched beyond the length the model was first trained on.
@@ -57,6 +81,7 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -83,98 +108,6 @@ class ModelConfig:
     dtype: str
     notes: tuple[str, ...] = ()
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-
-def _refuse(reason: str, advice: str) -> ModelError:
-    return ModelError(f"This model {reason}. {advice}")
-
-
-def _supported_family(config: Mapping[str, Any]) -> str:
-    """The family of the first architecture named in `config`; ModelError for all that Helios cannot build."""
-    names = config.get("architectures") or []
-    family = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
-    if family is not None:
-        return family
-    if config.get("auto_map"):
-        reason = "brings its own Python code (auto_map), which Helios never runs"
-    else:
-        reason = f"has the architecture {', '.join(names) or config.get('model_type') or 'unknown'}"
-    raise _refuse(reason, f"Choose one of the architectures Helios builds: {', '.join(sorted(ARCHITECTURES))}.")
-
-def _check_switches(config: Mapping[str, Any], family: str) -> None:
-    """Refuse the variants within a supported family that the transformer does not compute."""
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "an unknown method")
-        raise _refuse(f"is stored quantised ({method})", "Use the unquantised repository, or a GGUF file of it.")
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise _refuse(f"uses the activation {config['hidden_act']}", "Only SiLU is implemented: choose another model.")
-    if family != "qwen2" and (config.get("attention_bias") or config.get("mlp_bias")):
-        raise _refuse("has biases in its attention or MLP", "Of these only Qwen2's are implemented: choose another.")
-    partial = (config.get("rope_parameters") or config).get("partial_rotary_factor")
-    if partial not in (None, 1, 1.0):
-        raise _refuse("rotates only a part of each head", "Only full rotary heads are implemented: choose another.")
-
-def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    value = default if value is None else value
-    if not isinstance(value, int) or value < 1:
-        raise ModelError(f"config.json has {key} = {value!r}: it must be a positive whole number; fetch the file again.")
-    return value
-
-def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling]:
-    """Base and scaling in both spellings: `rope_theta` beside `rope_scaling`, or all within `rope_parameters`."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0)
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    if kind == "default":
-        return theta, RopeScaling()
-    if kind not in ("linear", "llama3"):
-        advice = "Implemented are linear and llama3. Without its rope_scaling entry config.json serves the short context."
-        raise _refuse(f"stretches its context by RoPE scaling of kind {kind}", advice)
-    try:
-        if kind == "linear":
-            return theta, RopeScaling("linear", float(scaling["factor"]))
-        fields = ("factor", "low_freq_factor", "high_freq_factor")
-        factors = [float(scaling[name]) for name in fields]
-        return theta, RopeScaling("llama3", *factors, int(scaling["original_max_position_embeddings"]))
-    except KeyError as missing:
-        raise ModelError(f"config.json: its {kind} RoPE scaling lacks {missing}; fetch the file again.") from None
-
-def _context(config: Mapping[str, Any], family: str) -> tuple[int, tuple[str, ...]]:
-    """Longest sequence in tokens, and a note where a sliding window caps it."""
-    longest = _size(config, "max_position_embeddings")
-    window = config.get("sliding_window")
-    if family in ("qwen2", "qwen3"):
-        in_use = bool(config.get("use_sliding_window"))
-    else:
-        in_use = family == "mistral"
-    if not in_use or not window or window >= longest:
-        return longest, ()
-    note = f"Context capped at {window} tokens, this model's sliding window; within it full attention is the same."
-    return int(window), (note,)
-
-def _ids(value: Any) -> list[int]:
-    """Token ids of a field that may be absent, one id or a list of ids."""
-    if value is None:
-        return []
-    return [int(token) for token in value] if isinstance(value, list | tuple) else [int(value)]
-
-
-def _union(*groups: Iterable[int]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(token for group in groups for token in group))
-
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-
-def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(generation[name]) for name in SAMPLING_FIELDS if generation.get(name) is not None}
-
-class ModelConfig(ModelConfig):
     @classmethod
     def from_dict(
         cls,
@@ -219,11 +152,12 @@ class ModelConfig(ModelConfig):
 
     def _check_heads(self) -> None:
         if self.heads % self.kv_heads:
-            raise ModelError(f"config.json: {self.heads} heads cannot share {self.kv_heads} KV heads evenly; fetch it again.")
+            raise ModelError(
+                f"config.json: {self.heads} heads cannot share {self.kv_heads} KV heads evenly; fetch it again."
+            )
         if self.head_dim % 2:
             raise ModelError(f"config.json: head_dim {self.head_dim} is odd, rotary heads need pairs; fetch it again.")
 
-class ModelConfig(ModelConfig):
     @property
     def kv_spec(self) -> KVSpec:
         """What the KV cache stores per token."""
@@ -239,6 +173,110 @@ class ModelConfig(ModelConfig):
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         return embeddings + self.layers * layer + self.hidden_size
 
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+
+
+def _refuse(reason: str, advice: str) -> ModelError:
+    return ModelError(f"This model {reason}. {advice}")
+
+
+def _supported_family(config: Mapping[str, Any]) -> str:
+    """The family of the first architecture named in `config`; ModelError for all that Helios cannot build."""
+    names = config.get("architectures") or []
+    family = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
+    if family is not None:
+        return family
+    if config.get("auto_map"):
+        reason = "brings its own Python code (auto_map), which Helios never runs"
+    else:
+        reason = f"has the architecture {', '.join(names) or config.get('model_type') or 'unknown'}"
+    raise _refuse(reason, f"Choose one of the architectures Helios builds: {', '.join(sorted(ARCHITECTURES))}.")
+
+
+def _check_switches(config: Mapping[str, Any], family: str) -> None:
+    """Refuse the variants within a supported family that the transformer does not compute."""
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "an unknown method")
+        raise _refuse(f"is stored quantised ({method})", "Use the unquantised repository, or a GGUF file of it.")
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise _refuse(f"uses the activation {config['hidden_act']}", "Only SiLU is implemented: choose another model.")
+    if family != "qwen2" and (config.get("attention_bias") or config.get("mlp_bias")):
+        raise _refuse("has biases in its attention or MLP", "Of these only Qwen2's are implemented: choose another.")
+    partial = (config.get("rope_parameters") or config).get("partial_rotary_factor")
+    if partial not in (None, 1, 1.0):
+        raise _refuse("rotates only a part of each head", "Only full rotary heads are implemented: choose another.")
+
+
+def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(
+            f"config.json has {key} = {value!r}: it must be a positive whole number; fetch the file again."
+        )
+    return value
+
+
+def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling]:
+    """Base and scaling in both spellings: `rope_theta` beside `rope_scaling`, or all within `rope_parameters`."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind == "default":
+        return theta, RopeScaling()
+    if kind not in ("linear", "llama3"):
+        advice = (
+            "Implemented are linear and llama3. Without its rope_scaling entry config.json serves the short context."
+        )
+        raise _refuse(f"stretches its context by RoPE scaling of kind {kind}", advice)
+    try:
+        if kind == "linear":
+            return theta, RopeScaling("linear", float(scaling["factor"]))
+        low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+        original = int(scaling["original_max_position_embeddings"])
+        return theta, RopeScaling("llama3", float(scaling["factor"]), low, high, original)
+    except KeyError as missing:
+        raise ModelError(f"config.json: its {kind} RoPE scaling lacks {missing}; fetch the file again.") from None
+
+
+def _context(config: Mapping[str, Any], family: str) -> tuple[int, tuple[str, ...]]:
+    """Longest sequence in tokens, and a note where a sliding window caps it."""
+    longest = _size(config, "max_position_embeddings")
+    window = config.get("sliding_window")
+    if family in ("qwen2", "qwen3"):
+        in_use = bool(config.get("use_sliding_window"))
+    else:
+        in_use = family == "mistral"
+    if not in_use or not window or window >= longest:
+        return longest, ()
+    note = f"Context capped at {window} tokens, this model's sliding window; within it full attention is the same."
+    return int(window), (note,)
+
+
+def _ids(value: Any) -> list[int]:
+    """Token ids of a field that may be absent, one id or a list of ids."""
+    if value is None:
+        return []
+    return [int(token) for token in value] if isinstance(value, list | tuple) else [int(value)]
+
+
+def _union(*groups: Iterable[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(token for group in groups for token in group))
+
+
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(generation[name]) for name in SAMPLING_FIELDS if generation.get(name) is not None}
+
+
 def _tokenizer_eos(folder: Path) -> list[int]:
     """Id of the end-of-text token that `tokenizer_config.json` names; [] when it names none."""
     if not (folder / "tokenizer_config.json").exists():
@@ -252,6 +290,7 @@ def _tokenizer_eos(folder: Path) -> list[int]:
         added.update({token["content"]: int(token["id"]) for token in tokens})
     return [added[eos]] if eos in added else []
 
+
 def load_config(folder: Path | str) -> ModelConfig:
     """Read and check the configuration of the model in `folder`; ModelError says what is wrong with it."""
     folder = Path(folder)
@@ -259,6 +298,7 @@ def load_config(folder: Path | str) -> ModelConfig:
     generation_file = folder / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
     return ModelConfig.from_dict(config, generation, _tokenizer_eos(folder))
+
 
 def tiny_config(family: str = "qwen3", **overrides: Any) -> ModelConfig:
     """A model small enough for tests: two layers, hidden 64, 4 heads over 2 KV heads of 16, 256 tokens of vocabulary."""

@@ -1,10 +1,14 @@
-from __future__ import annotations
+# Generated from notebooks/01_model_files.ipynb by `helios export`; edit the notebook.
 """Which device to compute on, and in which number format: chosen by what the hardware really has, with the reason."""
 
+from __future__ import annotations
 
 import torch
 
 from helios.model.config import ModelError
+
+__all__ = ["DTYPES", "choose_device", "choose_dtype"]
+
 
 def choose_device(name: str = "auto") -> torch.device:
     """The device called `name`; "auto" takes a CUDA GPU when there is one. ModelError for one that is not there."""
@@ -20,6 +24,7 @@ def choose_device(name: str = "auto") -> torch.device:
         raise ModelError(f"Device {name} is not there (torch sees {torch.cuda.device_count()} GPUs): use cpu or auto.")
     return device
 
+
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -30,6 +35,7 @@ def _cpu_has_bf16() -> str:
         if getattr(torch.cpu, question, bool)():
             return name
     return ""
+
 
 def choose_dtype(device: torch.device | str, name: str = "auto") -> tuple[torch.dtype, str]:
     """Number format for weights and cache on `device`, and one phrase that says why."""

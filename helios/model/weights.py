@@ -1,6 +1,7 @@
-from __future__ import annotations
+# Generated from notebooks/01_model_files.ipynb by `helios export`; edit the notebook.
 """Weights: from safetensors files straight into the fused tensors that the transformer uses, on their device."""
 
+from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,19 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from helios.model.config import ModelConfig, ModelError, read_json
+
+__all__ = [
+    "OUTER_NAMES",
+    "PLAIN_NAMES",
+    "Place",
+    "is_lfs_pointer",
+    "load_weights",
+    "placements",
+    "random_weights",
+    "weight_files",
+    "weight_shapes",
+]
+
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the transformer, in its order of use."""
@@ -32,6 +46,7 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes["head.weight"] = (config.vocab_size, hidden)
     return shapes
 
+
 @dataclass(frozen=True)
 class Place:
     """Where a tensor of the checkpoint goes: into `target`, from row `start`; `shape` is the shape it must have."""
@@ -40,12 +55,14 @@ class Place:
     start: int
     shape: tuple[int, ...]
 
+
 def _fused(config: ModelConfig) -> dict[str, list[tuple[str, int]]]:
     """For each fused matrix its parts, top to bottom: name in the checkpoint and number of rows."""
     q_rows, kv_rows = config.heads * config.head_dim, config.kv_heads * config.head_dim
     qkv = [("self_attn.q_proj", q_rows), ("self_attn.k_proj", kv_rows), ("self_attn.v_proj", kv_rows)]
     gate_up = [("mlp.gate_proj", config.intermediate_size), ("mlp.up_proj", config.intermediate_size)]
     return {"qkv": qkv, "gate_up": gate_up}
+
 
 PLAIN_NAMES = {
     "attn_norm": "input_layernorm",
@@ -61,6 +78,7 @@ OUTER_NAMES = {
     "head.weight": "lm_head.weight",
 }
 
+
 def placements(config: ModelConfig) -> dict[str, Place]:
     """For every tensor a checkpoint of this model must hold, by its Hugging Face name: where it goes."""
     places: dict[str, Place] = {}
@@ -75,6 +93,7 @@ def placements(config: ModelConfig) -> dict[str, Place]:
             places[f"{prefix}.{source}.{kind}"] = Place(target, start, (rows, *shape[1:]))
             start += rows
     return places
+
 
 def is_lfs_pointer(path: Path) -> bool:
     """Is this file the note that Git leaves in place of a large file it did not fetch?"""
@@ -93,6 +112,7 @@ def _open(path: Path) -> Any:
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{path} is damaged or half downloaded ({error}): delete it and fetch it again.") from None
 
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that make up the model in `folder`: those its index names, or the only one."""
     index = folder / "model.safetensors.index.json"
@@ -106,6 +126,7 @@ def weight_files(folder: Path) -> list[Path]:
         reason = "only pickle files, which can run code when opened" if pickles else "no weights"
         raise ModelError(f"{folder} holds {reason}: Helios reads *.safetensors; choose a repository that has them.")
     return found
+
 
 def _check_contents(places: dict[str, Place], found: dict[str, tuple[tuple[int, ...], str]], tied: bool) -> None:
     """Compare what the files hold (name → shape, dtype) with what the model needs; ModelError names the first few."""
@@ -123,6 +144,7 @@ def _check_contents(places: dict[str, Place], found: dict[str, tuple[tuple[int, 
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         advice = "config.json and the weights do not belong together or are incomplete: fetch the model again."
         raise ModelError(f"The weights do not fit: {'; '.join(problems[:3])}{more}. {advice}")
+
 
 def _contents(files: list[Path]) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and stored dtype of every tensor in `files`, from their headers alone."""
@@ -142,6 +164,7 @@ def _tensors(files: list[Path], wanted: dict[str, Place]) -> Iterator[tuple[str,
             for name in reader.keys():  # noqa: SIM118
                 if name in wanted:
                     yield name, reader.get_tensor(name)
+
 
 def load_weights(
     folder: Path | str,
@@ -164,6 +187,7 @@ def load_weights(
         # Moved first and converted there: a GPU converts faster, and 2 bytes cross the bus instead of 4.
         rows.copy_(tensor.to(device))
     return weights
+
 
 def random_weights(
     config: ModelConfig,
