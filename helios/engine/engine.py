@@ -9,21 +9,21 @@ runs one forward, samples and commits.
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 
 import torch
 from torch import Tensor
 
+from helios.engine.admission import Limits, check_request, max_new_tokens, reservation
 from helios.engine.config import EngineConfig
 from helios.engine.runner import Batch, ModelRunner, Runner, pack
-from helios.engine.sequence import Request, Sequence, TokenEvent, pages_needed
+from helios.engine.sequence import Request, Sequence, TokenEvent, make_choices, pages_needed
 from helios.engine.tick import SeqView, TickPlan, plan_tick
 from helios.kv.paged import PagedKVCache
 from helios.kv.pages import PAGE_SIZE, SCRATCH_PAGE, PagePool
 from helios.kv.prefix import PrefixCache, block_hashes
 from helios.model.config import ModelError
-from helios.model.sampling import RequestError, SamplingParams, choice_seed, sample
+from helios.model.sampling import SamplingParams, sample
 from helios.model.tokenizer import Tokenizer
 from helios.model.transformer import Transformer
 
@@ -59,6 +59,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.report = report or {}
         self.context = min(model.config.context, config.max_context or model.config.context)
+        self.limits = Limits(self.context, model.config.vocab_size, pool.capacity, config.max_batch_size)
         self.last_plan = TickPlan()
         self._choices: dict[str, list[Sequence]] = {}
         self._served: list[Sequence] = []
@@ -70,46 +71,15 @@ class Engine:
         """Live sequences: every choice counts, those waiting for their prompt too."""
         return sum(len(choices) for choices in self._choices.values())
 
-    def max_tokens(self, request: Request) -> int:
-        """New tokens each choice may have; without a limit of its own, to the end of the context."""
-        asked = request.params.max_tokens
-        return asked if asked is not None else self.context - len(request.prompt_ids)
-
     def check_fits(self, request: Request) -> None:
-        """Raise RequestError if this engine could never serve the request, however empty it was."""
-        prompt, params, n = len(request.prompt_ids), request.params, request.params.n
-        if prompt == 0:
-            raise RequestError("the prompt is empty; send at least one token", param="prompt")
-        params.check_vocab(self.model.config.vocab_size)
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self.model.config.vocab_size:
-            raise RequestError(
-                f"a prompt token id is outside the vocabulary of {self.model.config.vocab_size} tokens", param="prompt"
-            )
-        wanted = params.max_tokens or 1
-        if prompt + wanted > self.context:
-            raise RequestError(
-                f"this model's context is {self.context} tokens, but the prompt has {prompt} and up to {wanted} new "
-                "ones were asked for; shorten the prompt or lower max_tokens",
-                param="max_tokens" if prompt < self.context else "prompt",
-                code="context_length_exceeded",
-            )
-        if n > self.config.max_batch_size:
-            raise RequestError(f"n is {n}, but at most {self.config.max_batch_size} sequences run at once", param="n")
-        first, further = pages_needed(prompt, self.max_tokens(request))
-        if first + (n - 1) * further > self.pool.capacity:
-            raise RequestError(
-                f"this request needs {first + (n - 1) * further} KV pages of {PAGE_SIZE} tokens and the pool has "
-                f"{self.pool.capacity}; lower max_tokens or n, or start with more kv_pages",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
+        """Raise RequestError if this engine could never serve the request, however empty it was. Any thread may ask."""
+        check_request(request, self.limits)
 
     def can_admit(self, request: Request) -> bool:
         """Whether there is a place in the batch, and enough free or evictable pages, right now."""
         if self.running_count + request.params.n > self.config.max_batch_size:
             return False
-        first, further = pages_needed(len(request.prompt_ids), self.max_tokens(request))
-        needed = first + (request.params.n - 1) * further
+        needed = reservation(request, self.context)
         if needed <= self.pool.free_count:
             return True
         shared = self._match(request)
@@ -125,22 +95,15 @@ class Engine:
         if request.id in self._choices:
             raise ValueError(f"request {request.id!r} is running already; give every request its own id")
         self.check_fits(request)
-        params, max_tokens = request.params, self.max_tokens(request)
-        first, further = pages_needed(len(request.prompt_ids), max_tokens)
+        max_tokens = max_new_tokens(request, self.context)
+        _, further = pages_needed(len(request.prompt_ids), max_tokens)
         shared = self._match(request)
         try:
-            fresh = self._take(first - len(shared) + (params.n - 1) * further)
+            fresh = self._take(reservation(request, self.context) - len(shared))
         except Exception:
             self.pool.release(shared)
             raise
-        seed = secrets.randbits(63) if params.seed is None else params.seed
-        stop_ids = frozenset(params.stop_token_ids or ())
-        if not params.ignore_eos:
-            stop_ids |= frozenset(self.model.config.eos_token_ids)
-        choices = [
-            Sequence(request, i, max_tokens=max_tokens, seed=choice_seed(seed, i), stop_ids=stop_ids)
-            for i in range(params.n)
-        ]
+        choices = make_choices(request, max_tokens, self.model.config.eos_token_ids)
         for seq in reversed(choices[1:]):
             seq.pages = [fresh.pop() for _ in range(further)]
         choices[0].pages = shared + fresh
@@ -313,15 +276,19 @@ class Engine:
                     raise ModelError(f"a first try failed: {event.error}")
         self._totals.clear()
 
-    def stats(self) -> dict[str, int]:
-        """Gauges of now (running, pages) and totals since the start (ticks, tokens), for logs and metrics."""
-        prefix = self.prefix
+    def stats(self) -> dict[str, float]:
+        """Gauges of now and totals since the start, for logs and metrics.
+
+        Free pages lie idle; evictable ones hold cached prefixes that nobody is using; used ones cannot be handed out.
+        """
+        free, evictable = self.pool.free_count, self.prefix.evictable_count if self.prefix else 0
         return {
             "running_sequences": self.running_count,
             "running_requests": len(self._choices),
             "pages_total": self.pool.capacity,
-            "pages_free": self.pool.free_count,
-            "pages_evictable": prefix.evictable_count if prefix else 0,
+            "pages_free": free,
+            "pages_evictable": evictable,
+            "pages_used": self.pool.capacity - free - evictable,
             **{f"{name}_total": self._totals[name] for name in TOTALS},
         }
 
@@ -333,13 +300,6 @@ class Engine:
             self.prefix.check()
             holders.append(self.prefix.cached_pages)
         self.pool.check(holders)
-        assert len(live) <= self.config.max_batch_size, "more sequences run than max_batch_size allows"
+        assert len(live) <= self.limits.sequences, "more sequences run than max_batch_size allows"
         for seq in live:
-            name = f"choice {seq.index} of request {seq.request.id!r}"
-            assert seq.finish_reason is None, f"{name} is done and still here"
-            assert SCRATCH_PAGE not in seq.pages and len(set(seq.pages)) == len(seq.pages), f"{name}: bad page table"
-            first, further = pages_needed(len(seq.prompt), seq.max_tokens)
-            assert len(seq.pages) == (further if seq.parked else first), f"{name} holds {len(seq.pages)} pages"
-            prompt, outputs = len(seq.prompt), len(seq.output_ids)
-            assert outputs < seq.max_tokens, f"{name} has more tokens than it asked for"
-            assert seq.computed == prompt + outputs - 1 if outputs else seq.computed < prompt, f"{name} lost count"
+            seq.check()

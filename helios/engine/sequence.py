@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import secrets
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from helios.kv.pages import PAGE_SIZE
+from helios.kv.pages import PAGE_SIZE, SCRATCH_PAGE
 from helios.kv.prefix import block_hashes
-from helios.model.sampling import SampleRow, SamplingParams, TokenLogprob
+from helios.model.sampling import SampleRow, SamplingParams, TokenLogprob, choice_seed
 
-__all__ = ["Request", "Sequence", "TokenEvent", "pages_needed"]
+__all__ = ["Request", "Sequence", "TokenEvent", "make_choices", "pages_needed"]
 
 
 @dataclass
@@ -43,6 +45,15 @@ class TokenEvent:
     finish_reason: str | None
     error: str | None = None
     cached_tokens: int = 0
+
+
+def pages_needed(prompt_tokens: int, max_tokens: int) -> tuple[int, int]:
+    """Pages to reserve for a request's first choice, and for each further one.
+
+    The last sampled token is never fed back, so it needs no room. Further choices share the prompt's full pages.
+    """
+    first = -(-(prompt_tokens + max_tokens - 1) // PAGE_SIZE)
+    return first, first - prompt_tokens // PAGE_SIZE
 
 
 class Sequence:
@@ -91,11 +102,24 @@ class Sequence:
         elif len(self.output_ids) >= self.max_tokens:
             self.finish_reason = "length"
 
+    def check(self) -> None:
+        """Assert what must hold between ticks of a sequence that still runs."""
+        name = f"choice {self.index} of request {self.request.id!r}"
+        prompt, outputs = len(self.prompt), len(self.output_ids)
+        assert self.finish_reason is None, f"{name} is done and still here"
+        assert SCRATCH_PAGE not in self.pages and len(set(self.pages)) == len(self.pages), f"{name}: bad page table"
+        first, further = pages_needed(prompt, self.max_tokens)
+        assert len(self.pages) == (further if self.parked else first), f"{name} holds {len(self.pages)} pages"
+        assert outputs < self.max_tokens, f"{name} has more tokens than it asked for"
+        assert self.computed == prompt + outputs - 1 if outputs else self.computed < prompt, f"{name} lost count"
 
-def pages_needed(prompt_tokens: int, max_tokens: int) -> tuple[int, int]:
-    """Pages to reserve for a request's first choice, and for each further one.
 
-    The last sampled token is never fed back, so it needs no room. Further choices share the prompt's full pages.
-    """
-    first = -(-(prompt_tokens + max_tokens - 1) // PAGE_SIZE)
-    return first, first - prompt_tokens // PAGE_SIZE
+def make_choices(request: Request, max_tokens: int, eos_ids: Iterable[int]) -> list[Sequence]:
+    """A request's n sequences, each with a seed derived from the request's (a fresh one if it has none)."""
+    params = request.params
+    seed = secrets.randbits(63) if params.seed is None else params.seed
+    stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else frozenset(eos_ids))
+    return [
+        Sequence(request, i, max_tokens=max_tokens, seed=choice_seed(seed, i), stop_ids=stop_ids)
+        for i in range(params.n)
+    ]
