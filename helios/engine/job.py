@@ -1,14 +1,20 @@
-from __future__ import annotations
+# Generated from notebooks/11_scheduler.ipynb by `helios export`; edit the notebook.
 """What the two sides of the scheduler hand each other: a `Job` (the caller's end), `JobEvent`s, and a choice's text."""
+
+from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from helios.engine.sequence import Request, TokenEvent
 from helios.model.sampling import SamplingParams, TokenLogprob
 from helios.model.text import TextStream
 from helios.model.tokenizer import Tokenizer
+
+__all__ = ["Batch", "Choice", "Job", "JobEvent", "Live", "Timings", "put_all"]
+
 
 @dataclass
 class JobEvent:
@@ -27,17 +33,15 @@ class JobEvent:
     stop_reason: str | int | None = None
     error: str | None = None
 
-    def then(self, later: "JobEvent") -> "JobEvent":
+    def then(self, later: Self) -> Self:
         """This event and the next of the same choice, as one."""
-        return JobEvent(
-            index=self.index,
+        return replace(
+            later,
             text=self.text + later.text,
             token_ids=self.token_ids + later.token_ids,
             logprobs=self.logprobs + later.logprobs,
-            finish_reason=later.finish_reason,
-            stop_reason=later.stop_reason,
-            error=later.error,
         )
+
 
 @dataclass
 class Timings:
@@ -47,6 +51,7 @@ class Timings:
     admitted_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
+
 
 class Job:
     """The caller's end of a submitted request. Every method may be called from any thread."""
@@ -71,9 +76,8 @@ class Job:
         """Whether the job has ended (events may still be unread)."""
         return self.timings.finished_s is not None
 
-class Job(Job):
     def put(self, event: JobEvent) -> None:
-        """Leave an event for the reader; never blocks. An unread event of the same choice grows: no second one queues up."""
+        """Leave an event for the reader; never blocks. An unread event of the same choice grows instead."""
         with self._changed:
             unread = self._unread.get(event.index)
             self._unread[event.index] = event if unread is None else unread.then(event)
@@ -92,15 +96,19 @@ class Job(Job):
             if ended:
                 return
 
-class Choice:
-    """One choice of a running job, on the worker's side: tokens in, events out. Tokens wait for their text."""
 
-    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+class Choice:
+    """One choice of a running job, on the worker's side: tokens in, events out. Tokens wait for their text.
+
+    Without a tokenizer there is no text, and tokens come as they are.
+    """
+
+    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         self.index = index
         self.ended = False
         self._params = params
-        self._eos_token_ids = frozenset(tokenizer.eos_token_ids)
-        self._stream = TextStream(
+        self._eos_token_ids = frozenset(tokenizer.eos_token_ids if tokenizer else ())
+        self._stream = tokenizer and TextStream(
             tokenizer,
             stop=params.stop or (),
             include_stop=params.include_stop_str_in_output,
@@ -110,12 +118,12 @@ class Choice:
 
     def take(self) -> JobEvent | None:
         """What became readable since the last call, or None. Ids and logprobs whose text is still held back stay."""
-        if not self._event.text and self._event.finish_reason is None:
+        readable = self._event.text or (self._stream is None and self._event.token_ids)
+        if not readable and self._event.finish_reason is None:
             return None
         event, self._event = self._event, JobEvent(self.index)
         return event
 
-class Choice(Choice):
     def push(self, token: TokenEvent) -> bool:
         """Take one token in; True when its text completed a stop string, which the engine does not know about yet."""
         if self.ended:
@@ -123,11 +131,11 @@ class Choice(Choice):
         self._event.token_ids.append(token.token_id)
         self._event.logprobs.append(token.logprob)
         ended_by_token = token.finish_reason == "stop"
-        if not ended_by_token or self._params.include_stop_str_in_output:
+        if self._stream and (not ended_by_token or self._params.include_stop_str_in_output):
             self._event.text += self._stream.push(token.token_id)
-        if self._stream.stop_reason is not None:
-            self.end("stop", stop_reason=self._stream.stop_reason)
-            return token.finish_reason is None
+            if self._stream.stop_reason is not None:
+                self.end("stop", stop_reason=self._stream.stop_reason)
+                return token.finish_reason is None
         if token.finish_reason is not None:
             self.end(token.finish_reason, stop_reason=self._stop_token(token) if ended_by_token else None)
         return False
@@ -142,21 +150,40 @@ class Choice(Choice):
         if self.ended:
             return
         self.ended = True
-        self._event.text += self._stream.finish()
+        self._event.text += self._stream.finish() if self._stream else ""
         self._event.finish_reason, self._event.stop_reason, self._event.error = reason, stop_reason, error
+
+
+Batch = list[tuple[Job, JobEvent]]
+
+
+def put_all(batch: Batch) -> None:
+    """The default delivery: each event into its own job, for `Job.events()`."""
+    for job, event in batch:
+        job.put(event)
+
 
 @dataclass
 class Live:
-    """A job that has not ended: the caller's end, and, once admitted, its choices."""
+    """A job that has not ended: the caller's end and, once it is in the engine, its choices."""
 
     job: Job
     choices: list[Choice] = field(default_factory=list)
 
-    def end(self, reason: str, error: str | None = None) -> list[tuple[Job, JobEvent]]:
+    @property
+    def ended(self) -> bool:
+        """Whether every choice has its last event (or is about to give it)."""
+        return all(choice.ended for choice in self.choices)
+
+    def take(self) -> Batch:
+        """What became readable, one event a choice."""
+        return [(self.job, event) for choice in self.choices if (event := choice.take())]
+
+    def end(self, reason: str, error: str | None = None) -> Batch:
         """End every choice that is still open; returns their last events."""
         if not self.choices:
             n = self.job.request.params.n
             return [(self.job, JobEvent(i, finish_reason=reason, error=error)) for i in range(n)]
         for choice in self.choices:
             choice.end(reason, error=error)
-        return [(self.job, event) for choice in self.choices if (event := choice.take())]
+        return self.take()

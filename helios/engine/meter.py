@@ -1,5 +1,7 @@
-from __future__ import annotations
+# Generated from notebooks/11_scheduler.ipynb by `helios export`; edit the notebook.
 """What the scheduler counts: requests by how they ended, tokens, and tokens per second."""
+
+from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -7,7 +9,9 @@ from dataclasses import dataclass, field
 from helios.engine.job import Job
 from helios.engine.sequence import TokenEvent
 
+__all__ = ["Meter", "RATE_WINDOW_S"]
 RATE_WINDOW_S = 5.0
+
 
 @dataclass
 class Meter:

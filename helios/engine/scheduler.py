@@ -1,50 +1,38 @@
+# Generated from notebooks/11_scheduler.ipynb by `helios export`; edit the notebook.
+"""The scheduler: a bounded queue and one worker thread.
+
+A server has many threads that want answers and one engine that must not be touched by two of them
+at once. The scheduler stands between: a bounded first-come-first-served wait list, and one worker
+thread that does all the work.
+"""
+
 from __future__ import annotations
-import logging
-import threading
+
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from helios.engine.engine import Engine
-from helios.engine.job import Choice, Job, JobEvent, Live
+from helios.engine.job import Batch, Choice, Job, Live, put_all
 from helios.engine.meter import Meter
 from helios.engine.sequence import Request, TokenEvent
+from helios.engine.worker import EngineDead, Worker
 from helios.model.sampling import RequestError
 
-log = logging.getLogger("helios")
-JOIN_S = 5.0  # how long to wait for a tick to end beyond the drain
+__all__ = ["QueueFull", "Scheduler"]
+
 
 class QueueFull(RuntimeError):
     """The wait list is full: come back later (HTTP 429)."""
 
 
-class EngineDead(RuntimeError):
-    """No work is taken: the engine failed, or is shutting down; the message says which (HTTP 503)."""
+class Scheduler(Worker):
+    """A bounded wait list, first come first served, in front of the one worker thread that owns the engine.
 
-
-@dataclass(frozen=True)
-class Health:
-    """`status`: "loading", "ready", "stalled" (work is pending, nothing moves), "draining" or "dead"; and why."""
-
-    status: str
-    reason: str = ""
-
-Batch = list[tuple[Job, JobEvent]]
-
-
-def put_all(batch: Batch) -> None:
-    """The default delivery: each event into its own job, for `Job.events()`."""
-    for job, event in batch:
-        job.put(event)
-
-class Scheduler:
-    """A bounded wait list in front of one worker thread that owns the engine.
-
-    `build` makes the engine; it runs in the worker, and so does every tick: no other thread touches the engine's state.
-    `submit`, `cancel`, `health` and `stats` may be called from any thread and never wait for a tick. `deliver` is called
-    by the worker once a tick with all that tick's events and must return quickly; by default they go to `Job.events()`.
+    `build` makes the engine; it runs in the worker, and so does every tick. `submit`, `cancel`, `health` and `stats`
+    may be called from any thread and never wait for a tick. `deliver` is called by the worker once a tick with all
+    its events and must return quickly; by default they go to `Job.events()`. `clock` is in seconds.
     """
 
     def __init__(
@@ -58,116 +46,71 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if max_waiting < 1:
-            raise ValueError(f"max_waiting must be at least 1, not {max_waiting}: every request passes through the list")
+            raise ValueError(f"max_waiting must be at least 1, not {max_waiting}: every request passes by there")
+        super().__init__(build, stall_after_s=stall_after_s, clock=clock)
         self.max_waiting = max_waiting
-        self._build, self._deliver, self._clock = build, deliver or put_all, clock
-        self._stall_after_s, self._debug_checks = stall_after_s, debug_checks
-        # Shared by all threads, read and written only under this lock.
-        self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)  # the worker sleeps here
-        self._room = threading.Condition(self._lock)  # submitters that want to wait sleep here
-        self._state, self._reason = "loading", "the model is being loaded"
-        self._cause: BaseException | None = None
-        self._live: dict[str, Live] = {}  # every job that has not ended: waiting and running
+        self._deliver, self._debug_checks = deliver or put_all, debug_checks
+        self._live: dict[str, Live] = {}  # every job that has not ended, waiting and running
         self._waiting: OrderedDict[str, Live] = OrderedDict()  # in order of arrival; leaving from the middle is O(1)
-        self._cancelled: set[str] = set()
-        self._deadline_s = 0.0
-        self._progress_s = clock()
+        self._running: dict[str, Live] = {}  # in the engine
+        self._cancelled: set[str] = set()  # asked for; the worker sees to it
         self._meter = Meter()
         self._engine_stats: dict[str, float] = {}
-        self._engine: Engine | None = None
-        # The worker's own.
-        self._running: dict[str, Live] = {}
-        self._thread = threading.Thread(target=self._run, name="helios-engine", daemon=True)
 
-class Scheduler(Scheduler):
-    def submit(self, request: Request, wait_s: float = 0.0) -> Job:
-        """Put a request at the end of the wait list; `wait_s` is how long to wait for a place in it (0: not at all).
+    def _pending(self) -> int:
+        return len(self._live)
+
+    def submit(self, request: Request, wait_s: float | None = 0.0) -> Job:
+        """Put a request at the end of the wait list. `wait_s`: how long to wait for a place in it (None: for ever).
 
         Raises RequestError (it could never run: too long for the context or the whole pool, or its id is in use),
         QueueFull (no place), EngineDead (no work is taken any more).
         """
-        if self._engine is not None:
-            self._engine.check_fits(request)
+        engine = self._engine
+        if engine is not None:
+            engine.check_fits(request)
         with self._lock:
-            if len(self._waiting) >= self.max_waiting and wait_s > 0:
-                self._room.wait_for(lambda: len(self._waiting) < self.max_waiting or self._closed, wait_s)
+            if wait_s != 0:
+                self._changed.wait_for(lambda: len(self._waiting) < self.max_waiting or self._closed, wait_s)
             if self._closed:
                 raise EngineDead(self._reason)
             if request.id in self._live:
-                raise RequestError(f"request id {request.id!r} belongs to a request that has not ended", param="request_id")
+                raise RequestError(f"request id {request.id!r} is that of a request still alive", param="request_id")
             if len(self._waiting) >= self.max_waiting:
                 self._meter.refused += 1
-                raise QueueFull(f"{self.max_waiting} requests are waiting, the most allowed (max_waiting); try again later")
+                raise QueueFull(f"{self.max_waiting} requests are waiting, the most allowed; try again later")
             return self._enqueue(request)
-
-    @property
-    def _closed(self) -> bool:
-        return self._state in ("draining", "dead")
 
     def _enqueue(self, request: Request) -> Job:
         now = self._clock()
         if not self._live:
-            self._progress_s = now  # the time spent idle is not a stall
+            self._progress_s = now  # the time spent idle is no stall
         live = Live(Job(request, self.cancel, now))
         self._live[request.id] = self._waiting[request.id] = live
         self._meter.submitted += 1
         self._work.notify()
         return live.job
 
-class Scheduler(Scheduler):
     def cancel(self, job_id: str) -> bool:
-        """Ask for the end of a job; its "abort" events come within one tick. False: it had ended, or was asked before."""
+        """Ask for the end of a job: "abort" events come within one tick. False: it had ended, or was asked before."""
         with self._lock:
             if job_id not in self._live or job_id in self._cancelled:
                 return False
             self._cancelled.add(job_id)
             if self._waiting.pop(job_id, None) is not None:
-                self._room.notify()
+                self._changed.notify_all()
             self._work.notify()
             return True
 
-class Scheduler(Scheduler):
-    def _run(self) -> None:
-        """The worker thread: build the engine, then tick while there is work and sleep while there is none."""
-        try:
-            engine = self._build()
-            with self._lock:
-                self._engine = engine
-                if self._state == "loading":
-                    self._state, self._reason = "ready", ""
-                self._progress_s = self._clock()
-                self._room.notify_all()
-            while self._wait_for_work():
-                self._step(engine)
-            self._die(self._reason)
-        except BaseException as error:
-            log.exception("the engine's worker thread failed")
-            self._cause = error
-            self._die(f"the engine failed and must be restarted ({type(error).__name__}: {error})")
-
-    def _wait_for_work(self) -> bool:
-        """Sleep until there is something to do; False when the thread should end."""
-        with self._lock:
-            while self._state == "ready" and not self._live:
-                self._work.wait()
-            if self._state == "draining":
-                return bool(self._live) and self._clock() < self._deadline_s
-            return self._state == "ready"
-
-class Scheduler(Scheduler):
-    def _step(self, engine: Engine) -> None:
-        """One turn of the worker: let the cancelled go, admit who fits, tick, deliver."""
+    def _turn(self, engine: Engine) -> None:
+        """One turn: let the cancelled go, admit who fits, tick, deliver."""
         batch = self._drop_cancelled(engine)
         batch += self._admit(engine)
-        tokens: list[TokenEvent] = []
         if self._running:
-            tokens = engine.tick(self._clock())
-            batch += self._collect(engine, tokens)
+            batch += self._collect(engine, engine.tick(self._clock()))
         with self._lock:
-            self._progress_s = self._clock()
             self._meter.ticks += 1
-            self._engine_stats = engine.stats()
+            self._engine_stats = dict(engine.stats())
             abandoned = self._state == "dead"
         if self._debug_checks:
             engine.check()
@@ -185,25 +128,23 @@ class Scheduler(Scheduler):
             batch += self._end(job_id, "abort")
         return batch
 
-class Scheduler(Scheduler):
     def _admit(self, engine: Engine) -> Batch:
-        """Move jobs from the head of the wait list into the engine while it has room; the head is never overtaken."""
+        """Move jobs from the head of the wait list into the engine while it has room; nobody overtakes the head."""
         batch: Batch = []
         while (live := self._head()) is not None:
-            job = live.job
+            request = live.job.request
             try:
-                engine.check_fits(job.request)  # again: it may have been queued before there was an engine to ask
-                if not engine.can_admit(job.request):
+                engine.check_fits(request)  # again: it may have been queued before there was an engine to ask
+                if not engine.can_admit(request):
                     if not self._running:
                         raise RuntimeError("the empty engine has no room for a request that fits it: pages were lost")
                     break
-                if self._take(job.id):
-                    engine.admit(job.request)
-                    params = job.request.params
-                    live.choices = [Choice(i, params, engine.tokenizer) for i in range(params.n)]
-                    self._running[job.id] = live
+                if self._take(request.id):
+                    engine.admit(request)
+                    live.choices = [Choice(i, request.params, engine.tokenizer) for i in range(request.params.n)]
+                    self._running[request.id] = live
             except RequestError as error:
-                batch += self._end(job.id, "error", str(error))
+                batch += self._end(request.id, "error", str(error))
         return batch
 
     def _head(self) -> Live | None:
@@ -217,32 +158,30 @@ class Scheduler(Scheduler):
             if live is None:
                 return False
             live.job.timings.admitted_s = self._clock()
-            self._room.notify()
+            self._changed.notify_all()
             return True
 
-class Scheduler(Scheduler):
     def _collect(self, engine: Engine, tokens: list[TokenEvent]) -> Batch:
-        """Turn a tick's tokens into events, one per choice that has news; tell the engine of stop strings."""
+        """Turn a tick's tokens into events, one for each choice with news; tell the engine of stop strings."""
         batch: Batch = []
         touched: dict[str, Live] = {}
         for token in tokens:
             live = self._running.get(token.request_id)
             if live is None:
-                continue
+                continue  # it failed earlier in this tick
             touched[token.request_id] = live
+            self._meter.token(live.job, token, self._clock())
             if token.error is not None:
                 engine.cancel(token.request_id)
                 batch += self._end(token.request_id, "error", token.error)
             elif live.choices[token.index].push(token):
                 engine.finish(token.request_id, token.index, "stop")
-            self._meter.token(live.job, token, self._clock())
         for job_id, live in touched.items():
-            batch += [(live.job, event) for choice in live.choices if (event := choice.take())]
-            if all(choice.ended for choice in live.choices):
+            batch += live.take()
+            if live.ended:
                 self._end(job_id, "finished")
         return batch
 
-class Scheduler(Scheduler):
     def _end(self, job_id: str, reason: str, error: str | None = None) -> Batch:
         """Forget a job and return the last events of its open choices; nothing when it has ended before."""
         with self._lock:
@@ -253,62 +192,17 @@ class Scheduler(Scheduler):
                 return []
             live.job.timings.finished_s = self._clock()
             self._meter.end(reason)
-            self._room.notify()
+            self._changed.notify_all()
         return live.end(reason, error)
 
-class Scheduler(Scheduler):
-    def _die(self, reason: str) -> None:
-        """The end: refuse all later work, and give every job that has not ended an "error" event with the reason."""
+    def _abandon(self, reason: str) -> None:
         with self._lock:
-            if self._state == "dead":
-                return
-            self._state, self._reason, self._engine = "dead", reason, None
             orphans = list(self._live)
-            self._room.notify_all()
-            self._work.notify_all()
         batch = [event for job_id in orphans for event in self._end(job_id, "error", reason)]
         if batch:
-            with suppress(Exception):  # the receiver may be gone as well; the other jobs must still end
+            with suppress(Exception):  # the receiver may be gone as well
                 self._deliver(batch)
 
-    def shutdown(self, drain_s: float = 0.0) -> None:
-        """Take no more work, let what is there go on for up to `drain_s` seconds, fail the rest, end the thread."""
-        with self._lock:
-            deadline_s = self._clock() + drain_s
-            if not self._closed:
-                self._state, self._reason = "draining", "the engine is shutting down; send the request again later"
-                self._deadline_s = deadline_s
-            self._deadline_s = min(self._deadline_s, deadline_s)  # asked twice: the more impatient one counts
-            self._work.notify_all()
-            self._room.notify_all()
-        if self._thread.is_alive():
-            self._thread.join(drain_s + JOIN_S)
-        self._die(self._reason)  # a thread that hangs in a tick is left behind: it is a daemon
-
-class Scheduler(Scheduler):
-    def start(self) -> None:
-        """Start the worker; returns at once, while the engine is still being built (see `wait_ready`)."""
-        self._thread.start()
-
-    def wait_ready(self, timeout_s: float | None = None) -> Engine:
-        """Block until the engine is built and return it, to read its facts only; EngineDead when building failed."""
-        with self._lock:
-            self._room.wait_for(lambda: self._engine is not None or self._state == "dead", timeout_s)
-            if self._state == "dead":
-                raise EngineDead(self._reason) from self._cause
-            if self._engine is None:
-                raise TimeoutError(f"the model is still being loaded after {timeout_s} s")
-            return self._engine
-
-    def health(self) -> Health:
-        """How the worker is; looks at its progress, so a tick that hangs shows."""
-        with self._lock:
-            quiet_s = self._clock() - self._progress_s
-            if self._state == "ready" and self._live and quiet_s > self._stall_after_s:
-                return Health("stalled", f"{len(self._live)} requests are pending, no tick ended for {quiet_s:.0f} s")
-            return Health(self._state, self._reason)
-
-class Scheduler(Scheduler):
     def stats(self) -> dict[str, float]:
         """Requests running and waiting now, the meter's totals, and the engine's stats as of its last tick."""
         with self._lock:

@@ -1,0 +1,289 @@
+# Generated from notebooks/11_scheduler.ipynb by `helios export`; edit the notebook.
+"""The engine without a server: `LLM(model).generate(prompts)`, with the names and shapes of vLLM's offline API."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from helios.engine.build import build_engine
+from helios.engine.config import EngineConfig
+from helios.engine.job import Job, JobEvent, Timings
+from helios.engine.scheduler import Scheduler
+from helios.engine.sequence import Request
+from helios.engine.worker import EngineDead
+from helios.model.sampling import RequestError, SamplingParams, TokenLogprob
+from helios.model.tokenizer import Tokenizer
+
+__all__ = [
+    "CompletionOutput",
+    "LLM",
+    "Logprob",
+    "Prompt",
+    "RequestOutput",
+    "VLLM_NAMES",
+    "as_list",
+    "engine_config",
+    "progress",
+    "read_choice",
+    "read_logprob",
+]
+
+
+@dataclass
+class Logprob:
+    """Of one token at one position, under the model's raw distribution; `rank` 1 is the likeliest."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass
+class CompletionOutput:
+    """One choice of an answer. `logprobs`: for each token the sampled one and the likeliest, by token id."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass
+class RequestOutput:
+    """The answer to one prompt."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = True
+    num_cached_tokens: int = 0
+    metrics: Timings | None = None
+
+
+def read_logprob(entry: TokenLogprob, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    """One position's logprobs by token id: the likeliest tokens that were asked for, and the sampled one."""
+
+    def text(token_id: int) -> str | None:
+        return tokenizer.token_text(token_id) if tokenizer else None
+
+    likeliest = {token_id: Logprob(value, rank, text(token_id)) for rank, (token_id, value) in enumerate(entry.top, 1)}
+    return {entry.token_id: Logprob(entry.logprob, None, text(entry.token_id)), **likeliest}
+
+
+def read_choice(event: JobEvent, tokenizer: Tokenizer | None) -> CompletionOutput:
+    """A choice's events, merged into one, as the output of that choice."""
+    entries = [entry for entry in event.logprobs if entry is not None]
+    return CompletionOutput(
+        index=event.index,
+        text=event.text,
+        token_ids=event.token_ids,
+        cumulative_logprob=sum(entry.logprob for entry in entries) if entries else None,
+        logprobs=[read_logprob(entry, tokenizer) for entry in entries] if entries else None,
+        finish_reason=event.finish_reason,
+        stop_reason=event.stop_reason,
+    )
+
+
+Prompt = str | list[int] | dict[str, Any]
+VLLM_NAMES = {
+    "max_model_len": "max_context",
+    "max_num_seqs": "max_batch_size",
+    "max_num_batched_tokens": "prefill_chunk_size",
+    "enable_prefix_caching": "prefix_cache",
+    "gpu_memory_utilization": "memory_fraction",
+}
+
+
+def engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
+    """The settings from keyword arguments, ours or vLLM's names for the same; TypeError names one that is neither."""
+    ours = {VLLM_NAMES.get(name, name): value for name, value in options.items()}
+    known = [f.name for f in fields(EngineConfig) if f.name != "model"]
+    for name in ours:
+        if name not in known:
+            raise TypeError(f"LLM has no option {name!r}; the options are {', '.join(known)}")
+    return EngineConfig(model=model, **ours)
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A single prompt as a list of one: a text, a list of token ids, or a dict."""
+    if isinstance(prompts, (str, dict)):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    return [listed] if listed and isinstance(listed[0], int) else listed
+
+
+@contextmanager
+def progress(total: int, wanted: bool) -> Iterator[Callable[[list[Job]], None]]:
+    """A progress bar over prompts, when there are many and somebody watches; yields what moves it along the jobs."""
+    console = Console(stderr=True)
+    columns = (TextColumn("Prompts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    watched = wanted and total > 1 and (console.is_terminal or console.is_jupyter)
+    with Progress(*columns, console=console, disable=not watched, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        done = 0
+
+        def advance(jobs: list[Job]) -> None:
+            nonlocal done
+            while done < len(jobs) and jobs[done].finished:
+                done += 1
+            bar.update(task, completed=done)
+
+        yield advance
+
+
+class LLM:
+    """A model to call from Python: loads at once, answers lists of prompts in one batch. Use `with`, or `close()` it.
+
+    `options` are EngineConfig's fields (dtype, max_batch_size, ...). Raises ModelError when the model cannot be used.
+    """
+
+    def __init__(self, model: str = "smollm2", **options: Any) -> None:
+        self.config = config = engine_config(model, options)
+        self._scheduler = Scheduler(lambda: build_engine(config), max_waiting=config.max_waiting)
+        self._finalizer = weakref.finalize(self, self._scheduler.shutdown)
+        self._ids = itertools.count()
+        self._scheduler.start()
+        try:
+            engine = self._scheduler.wait_ready()
+        except EngineDead as error:
+            raise error.__cause__ or error from None
+        self._tokenizer, self.report = engine.tokenizer, engine.report
+        self._defaults = engine.model.config.sampling_defaults
+
+    def close(self) -> None:
+        """End the worker and free the model. Answers in progress end with an error."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; ValueError if its folder has none."""
+        if self._tokenizer is None:
+            raise ValueError(f"{self.config.model} has no tokenizer.json: give prompts as token ids")
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses when no parameters are given: the model's own recommendation where it has one."""
+        return SamplingParams(**{k: int(v) if k == "top_k" else v for k, v in self._defaults.items()})  # type: ignore[arg-type]
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer each prompt: a text, token ids, {"prompt": text} or {"prompt_token_ids": ids}. Results in their order.
+
+        Raises RequestError for a prompt that cannot be served, before anything runs; EngineDead if the engine fails.
+        An interrupt cancels all of it.
+        """
+        texts_and_ids = [self._encode(prompt) for prompt in as_list(prompts)]
+        return self._answer(texts_and_ids, sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of messages) or several, through the model's chat template."""
+        tokenizer = self.get_tokenizer()
+        options: dict[str, Any] = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **(chat_template_kwargs or {}),
+        }
+        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
+        rendered = [(tokenizer.render_chat(c, **options), tokenizer.encode_chat(c, **options)) for c in conversations]
+        return self._answer(rendered, sampling_params, use_tqdm)
+
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, dict):
+            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+            if text is None and ids is None:
+                raise RequestError('a prompt given as a dict needs "prompt" or "prompt_token_ids"', param="prompt")
+            return text, list(ids) if ids is not None else self.get_tokenizer().encode(text)
+        if isinstance(prompt, str):
+            return prompt, self.get_tokenizer().encode(prompt)
+        return None, list(prompt)
+
+    def _answer(
+        self,
+        prompts: Sequence[tuple[str | None, list[int]]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or self.get_default_sampling_params()] * len(prompts)
+        if len(params) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling parameters; give one for each, or one")
+        requests = [Request(str(next(self._ids)), ids, p) for (_, ids), p in zip(prompts, params, strict=True)]
+        engine = self._scheduler.wait_ready()
+        for request in requests:
+            engine.check_fits(request)
+        jobs: list[Job] = []
+        try:
+            with progress(len(requests), use_tqdm) as advance:
+                for request in requests:  # more than the wait list holds are no error here: wait for a place
+                    jobs.append(self._scheduler.submit(request, wait_s=None))
+                    advance(jobs)
+                outputs = []
+                for job, (text, _) in zip(jobs, prompts, strict=True):
+                    outputs.append(self._read(job, text))
+                    advance(jobs)
+        except BaseException:
+            for job in jobs:
+                job.cancel()
+            raise
+        return outputs
+
+    def _read(self, job: Job, prompt: str | None) -> RequestOutput:
+        choices = [JobEvent(i) for i in range(job.request.params.n)]
+        for event in job.events():
+            choices[event.index] = choices[event.index].then(event)
+        if self._scheduler.health().status == "dead":
+            raise EngineDead(self._scheduler.health().reason)
+        outputs = [read_choice(choice, self._tokenizer) for choice in choices]
+        return RequestOutput(job.id, prompt, job.request.prompt_ids, outputs, True, job.cached_tokens, job.timings)
+
+    def stream_chat(
+        self, messages: Sequence[Any], *, max_tokens: int = 512, temperature: float | None = None
+    ) -> Iterator[str]:
+        """Yield the answer to one conversation in pieces of text; leaving the loop ends the request.
+
+        Raises RequestError when the conversation is too long, RuntimeError with the reason when the answer fails.
+        """
+        params = replace(self.get_default_sampling_params(), max_tokens=max_tokens)
+        if temperature is not None:
+            params = replace(params, temperature=temperature)
+        prompt_ids = self.get_tokenizer().encode_chat(messages)
+        job = self._scheduler.submit(Request(str(next(self._ids)), prompt_ids, params), wait_s=None)
+        try:
+            for event in job.events():
+                if event.error:
+                    raise RuntimeError(event.error)
+                yield event.text
+        finally:
+            job.cancel()
