@@ -1,0 +1,112 @@
+# Generated from notebooks/00_how_this_book_works.ipynb by `helios export`; edit the notebook.
+"""Links that say where the project lives. Its address stands once, in pyproject.toml; the rest is written from it."""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import re
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from helios.book.notebook import NoCheckout, require_checkout
+
+__all__ = [
+    "badges",
+    "chapter_page",
+    "colab_url",
+    "links_command",
+    "project_url",
+    "relink",
+    "relinked_install",
+    "relinked_notebook",
+    "relinked_page",
+]
+
+
+def project_url(root: Path) -> str:
+    """The project's address, as `[project.urls] Repository` in pyproject.toml gives it."""
+    urls = tomllib.loads((root / "pyproject.toml").read_text("utf-8")).get("project", {}).get("urls", {})
+    if "Repository" not in urls:
+        raise ValueError('pyproject.toml names no address: add `Repository = "https://…"` under [project.urls]')
+    return str(urls["Repository"]).rstrip("/").removesuffix(".git")
+
+
+def chapter_page(notebook: str) -> str:
+    """The chapter that goes with a notebook: 06_kv_cache.ipynb → 06-kv-cache.md."""
+    return Path(notebook).stem.replace("_", "-") + ".md"
+
+
+def colab_url(url: str, notebook: str) -> str | None:
+    """Where Colab opens the notebook, or None when the project does not live where Colab can read it."""
+    there = url.replace("https://github.com/", "https://colab.research.google.com/github/")
+    return f"{there}/blob/main/notebooks/{notebook}" if there != url else None
+
+
+def badges(url: str, notebook: str) -> str:
+    """The line of links in a notebook's first cell; the marker stays, so that it can be written again."""
+    colab = colab_url(url, notebook)
+    links = [f"[Open in Colab]({colab})"] if colab else []
+    links.append(f"[Source]({url}/blob/main/notebooks/{notebook})")
+    links.append(f"[Read the chapter]({url}/blob/main/chapters/{chapter_page(notebook)})")
+    return " · ".join(["<!-- badges --> " + links[0], *links[1:]])
+
+
+def relinked_notebook(text: str, url: str, notebook: str) -> str:
+    """A notebook file with its links renewed, every other byte as it was."""
+    text = re.sub(r'<!-- badges -->[^"\\]*', lambda _: badges(url, notebook), text, count=1)
+    return relinked_install(text, url)
+
+
+def relinked_install(text: str, url: str) -> str:
+    """Renew the address in `pip install "helios @ git+…"`."""
+    return re.sub(r'(helios @ git\+)https?://[^"\'\\\s`@#]+', lambda match: match[1] + url, text)
+
+
+def relinked_page(text: str, url: str) -> str:
+    """README or CONTRIBUTING with links renewed: those between the badge markers, and in the commands."""
+    start = colab_url(url, "00_how_this_book_works.ipynb")
+    links = ["[Read the book](chapters/index.md)", "[Notebooks](notebooks)"]
+    links += [f"[Start in Colab]({start})"] if start else []
+    block = "<!-- badges -->\n" + " · ".join(links) + "\n<!-- /badges -->"
+    text = re.sub(r"<!-- badges -->.*?<!-- /badges -->", lambda _: block, text, flags=re.DOTALL)
+    text = re.sub(r"git clone https?://[^\s`]+", lambda _: f"git clone {url}", text)
+    return relinked_install(text, url)
+
+
+def relink(root: Path, *, check: bool = False) -> list[str]:
+    """Renew the links of a checkout's notebooks and front pages; returns the files that changed (or would)."""
+    url, changed = project_url(root), []
+    pages = [root / name for name in ("README.md", "CONTRIBUTING.md") if (root / name).is_file()]
+    for path in [*sorted((root / "notebooks").rglob("*.ipynb")), *pages]:
+        if ".ipynb_checkpoints" in path.parts:
+            continue
+        old = path.read_text("utf-8")
+        name = path.relative_to(root / "notebooks").as_posix() if path.suffix == ".ipynb" else ""
+        new = relinked_notebook(old, url, name) if name else relinked_page(old, url)
+        if new != old:
+            changed.append(path.relative_to(root).as_posix())
+            if not check:
+                path.write_text(new, "utf-8", newline="\n")
+    return changed
+
+
+def links_command(arguments: Sequence[str] | None = None) -> int:
+    """`python -m helios.book.links [--check]`; returns the exit status: 1 when a link is out of date."""
+    parser = argparse.ArgumentParser("python -m helios.book.links", description="Renew links to the project.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a link is out of date")
+    check = parser.parse_args(arguments).check
+    try:
+        changed = relink(require_checkout(), check=check)
+    except (NoCheckout, ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    for path in changed:
+        print(f"{path}: links are out of date; run `python -m helios.book.links`" if check else f"renewed {path}")
+    return 1 if check and changed else 0
+
+
+if __name__ == "__main__" and not hasattr(builtins, "__IPYTHON__"):
+    sys.exit(links_command())
