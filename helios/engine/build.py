@@ -122,7 +122,7 @@ def build_engine(config: EngineConfig) -> Engine:
         "context": f"{context} tokens",
         "kv_pages": f"{pages} of {PAGE_SIZE} tokens, {pages * spec.page_bytes(dtype) / GIB:.2f} GiB ({pages_why})",
         "batch": f"{config.max_batch_size} sequences, {config.prefill_chunk_size} tokens a tick",
-        "prefix_cache": f"on, idle pages kept {config.prefix_ttl_s:g} s" if prefix else "off",
+        "prefix_cache": f"on, idle pages kept {config.prefix_ttl_s:g} s" if prefix is not None else "off",
     }
     engine = Engine(model, cache, pool, prefix, config, tokenizer=tokenizer, report=report)
     engine.warm_up()

@@ -83,7 +83,7 @@ class Engine:
         if needed <= self.pool.free_count:
             return True
         shared = self._match(request)
-        evictable = self.prefix.evictable_count if self.prefix else 0
+        evictable = self.prefix.evictable_count if self.prefix is not None else 0
         self.pool.release(shared)
         return needed - len(shared) <= self.pool.free_count + evictable
 
@@ -114,11 +114,11 @@ class Engine:
         self._totals["cached_tokens"] += choices[0].cached_tokens
 
     def _match(self, request: Request) -> list[int]:
-        return self.prefix.match(request.shareable_hashes) if self.prefix else []
+        return self.prefix.match(request.shareable_hashes) if self.prefix is not None else []
 
     def _take(self, pages: int) -> list[int]:
         short = pages - self.pool.free_count
-        if short > 0 and self.prefix:
+        if short > 0 and self.prefix is not None:
             self.prefix.evict(short)
         return self.pool.allocate(pages)
 
@@ -128,7 +128,8 @@ class Engine:
         for seq in self._served:
             seq.last_progress_s = now  # what the last tick did was done by the time this one starts
         running = [seq for choices in self._choices.values() for seq in choices if not seq.parked]
-        if self.prefix:
+        if self.prefix is not None:
+            self.prefix.expire()
             for seq in running:
                 if seq.remaining_prompt and seq.seen_publications < self._publications:
                     self._adopt(seq)
@@ -212,7 +213,7 @@ class Engine:
                 self.cache.copy_page(first.pages[full], child.pages[0])
             child.pages = first.pages[:full] + child.pages
             child.computed, child.cached_tokens = prompt, first.cached_tokens
-            child.published_blocks = first.published_blocks
+            child.hashes = list(first.hashes)
             child.parked = False
 
     def finish(self, request_id: str, index: int, reason: str) -> bool:
@@ -235,10 +236,10 @@ class Engine:
     def _publish(self, seq: Sequence) -> None:
         """Offer the complete, computed, finite blocks of a sequence to later requests."""
         blocks = seq.computed // PAGE_SIZE
-        if not self.prefix or blocks <= seq.published_blocks:
+        if self.prefix is None or blocks <= len(seq.hashes):
             return
-        self.prefix.publish(block_hashes(seq.tokens[: blocks * PAGE_SIZE], seq.request.salt), seq.pages[:blocks])
-        seq.published_blocks = blocks
+        seq.hashes = block_hashes(seq.tokens[: blocks * PAGE_SIZE], seq.request.salt, known=seq.hashes)
+        self.prefix.publish(seq.hashes, seq.pages[:blocks])
         self._publications += 1
 
     def _leave(self, seq: Sequence) -> None:
@@ -281,7 +282,7 @@ class Engine:
 
         Free pages lie idle; evictable ones hold cached prefixes that nobody is using; used ones cannot be handed out.
         """
-        free, evictable = self.pool.free_count, self.prefix.evictable_count if self.prefix else 0
+        free, evictable = self.pool.free_count, self.prefix.evictable_count if self.prefix is not None else 0
         return {
             "running_sequences": self.running_count,
             "running_requests": len(self._choices),
@@ -296,7 +297,7 @@ class Engine:
         """Recount every page reference from all sequences and the prefix cache; AssertionError on any difference."""
         live = [seq for choices in self._choices.values() for seq in choices]
         holders = [seq.pages for seq in live]
-        if self.prefix:
+        if self.prefix is not None:
             self.prefix.check()
             holders.append(self.prefix.cached_pages)
         self.pool.check(holders)

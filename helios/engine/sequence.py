@@ -74,7 +74,7 @@ class Sequence:
         self.pages: list[int] = []
         self.computed = 0
         self.cached_tokens = 0
-        self.published_blocks = 0
+        self.hashes: list[bytes] = []  # of the blocks that were published
         self.seen_publications = 0
         self.parked = index > 0
         self.finish_reason: str | None = None
