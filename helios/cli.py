@@ -1,0 +1,274 @@
+# Generated from notebooks/13_launch.ipynb by `helios export`; edit the notebook.
+"""`helios serve | chat | bench | export | fetch | plan | doctor`."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+__all__ = [
+    "app",
+    "bench_command",
+    "chat_command",
+    "doctor_command",
+    "export_command",
+    "fetch_command",
+    "main",
+    "plan_command",
+    "serve_command",
+    "with_settings",
+]
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Helios: a book that builds an LLM inference engine, and the engine.",
+)
+
+
+def with_settings(load: Callable[[], type[Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Turn the fields of a settings class into flags of a command, which then gets the filled settings as its first argument.
+
+    Only flags that were given are passed on: the class itself looks at `HELIOS_…` variables and defaults.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        settings = load()
+        own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+        flags = [_flag(name, field) for name, field in settings.model_fields.items()]
+
+        def run(**given: Any) -> None:
+            extra = {p.name: given.pop(p.name) for p in own}
+            command(_filled(settings, given), **extra)
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = inspect.Signature(flags + own)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in flags + own}
+        return run
+
+    return decorate
+
+
+def _flag(name: str, field: Any) -> inspect.Parameter:
+    """One flag: `--name VALUE`, absent unless given; booleans get `--name/--no-name`."""
+    kinds = [bool, int, float, str]
+    kind = next((k for k in kinds if field.annotation in (k, Optional[k])), str)  # noqa: UP045
+    default = "" if field.default is None else f" [default: {field.default}]"
+    option = typer.Option(help=f"{field.description}{default} [env: HELIOS_{name.upper()}]", show_default=False)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Optional[kind], option]
+    )
+
+
+def _filled(settings: type[Any], given: dict[str, Any]) -> Any:
+    from pydantic import ValidationError
+
+    try:
+        return settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        name = str(wrong["loc"][0])
+        flag, variable = "--" + name.replace("_", "-"), "HELIOS_" + name.upper()
+        raise typer.BadParameter(f"{flag} (or {variable}) is {wrong['input']!r}: {wrong['msg']}") from None
+
+
+def main() -> None:
+    """The `helios` command: exit code 0, 1 for what the user can mend (said on stderr), 130 after Ctrl-C."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except Exception as error:
+        if type(error).__name__ not in (
+            "ModelError",
+            "LaunchError",
+            "BenchmarkError",
+            "EngineDead",
+            "RequestError",
+            "ExportError",
+            "NoCheckout",
+        ):
+            raise
+        print(f"helios: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _engine_settings() -> type[Any]:
+    from helios.serve import launch
+
+    return launch.EngineSettings
+
+
+def _serve_settings() -> type[Any]:
+    from helios.serve import launch
+
+    return launch.ServeSettings
+
+
+@app.command("serve")
+@with_settings(_serve_settings)
+def serve_command(settings: Any) -> None:
+    """Serve a model over HTTP, as OpenAI's API."""
+    from helios.serve import launch
+
+    launch.serve(settings)
+
+
+@app.command("chat")
+@with_settings(_engine_settings)
+def chat_command(
+    settings: Any,
+    system: Annotated[str, typer.Option(help="a system message")] = "",
+    max_tokens: Annotated[int, typer.Option(min=1, help="longest answer")] = 512,
+    temperature: Annotated[Optional[float], typer.Option(help="0 for greedy; default: the model's own")] = None,  # noqa: UP045
+) -> None:
+    """Talk to a model here. An empty line or Ctrl-D ends it."""
+    from helios.engine.llm import LLM
+
+    config = settings.engine_config()
+    with LLM(**vars(config)) as llm:
+        messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+        while question := _ask():
+            messages.append({"role": "user", "content": question})
+            answer = ""
+            for text in llm.stream_chat(messages, max_tokens=max_tokens, temperature=temperature):
+                print(text, end="", flush=True)
+                answer += text
+            print("\n")
+            messages.append({"role": "assistant", "content": answer})
+
+
+def _ask() -> str:
+    try:
+        return input("you: " if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return ""
+
+
+@app.command("bench")
+@with_settings(_engine_settings)
+def bench_command(
+    settings: Any,
+    url: Annotated[
+        str, typer.Option(help="measure the OpenAI-style server at this address instead of this process")
+    ] = "",
+    workload: Annotated[str, typer.Option(help="mixed (30 requests), prefill, decode, balanced, single")] = "mixed",
+    rate: Annotated[Optional[float], typer.Option(help="requests per second; default: all at once")] = None,  # noqa: UP045
+    seed: Annotated[int, typer.Option(help="seed of the prompts")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="measured runs; medians are reported")] = 3,
+    warmup: Annotated[bool, typer.Option(help="one run that does not count")] = True,
+    vocab: Annotated[int, typer.Option(help="token ids below this are drawn, with --url")] = 32000,
+    as_json: Annotated[Optional[Path], typer.Option("--json", help="also write everything to this file")] = None,  # noqa: UP045
+) -> None:
+    """The 30-request benchmark: latency, throughput, cache hits."""
+    from helios.bench.report import measure, print_table, write_json
+    from helios.bench.workloads import make_workload
+
+    with _target(settings, url) as (run, size, facts):
+        report = measure(
+            workload,
+            run,
+            lambda s: make_workload(workload, size or vocab, s, rate),
+            seed=seed,
+            repeats=repeats,
+            warmup=warmup,
+            facts=facts,
+        )
+    print_table({workload: report.median}, f"{workload}, median of {repeats}")
+    if as_json is not None:
+        write_json(as_json, [report])
+
+
+@contextlib.contextmanager
+def _target(settings: Any, url: str) -> Iterator[tuple[Callable[..., Any], int, dict[str, Any]]]:
+    """What to measure: a function that runs works, the vocabulary (0: unknown), and the facts of the machine."""
+    from helios.bench.drivers import run_scheduler, run_url
+    from helios.bench.ledger import machine_facts
+
+    if url:
+        yield (lambda works: run_url(url, works)), 0, {"url": url}
+        return
+    from helios.engine.build import build_engine
+    from helios.engine.scheduler import Scheduler
+
+    config = settings.engine_config()
+    scheduler = Scheduler(lambda: build_engine(config), max_waiting=max(256, config.max_waiting))
+    scheduler.start()
+    try:
+        engine = scheduler.wait_ready()
+        facts = {**machine_facts(engine.model.device), **engine.report}
+        yield (lambda works: run_scheduler(scheduler, works)), engine.model.config.vocab_size, facts
+    finally:
+        scheduler.shutdown()
+
+
+@app.command("export")
+def export_command(
+    notebooks: Annotated[Optional[list[Path]], typer.Argument(help="only these; default: all")] = None,  # noqa: UP045
+    check: Annotated[
+        bool, typer.Option("--check", help="write nothing; exit 1 and show a diff if the package has drifted")
+    ] = False,
+) -> None:
+    """Write helios/ from the notebooks."""
+    from helios.book import export
+
+    raise SystemExit(export.export_command([*(["--check"] if check else []), *map(str, notebooks or [])]))
+
+
+@app.command("fetch")
+def fetch_command(model: Annotated[str, typer.Argument(help="smollm2, a hub id, or a .gguf file")] = "smollm2") -> None:
+    """Download a model once, check it and prepare it."""
+    from helios.model.files import resolve_model
+
+    print(f"{model} is ready in {resolve_model(model)}")
+
+
+@app.command("plan")
+def plan_command(
+    model: Annotated[str, typer.Argument(help="smollm2, a hub id, a folder or a .gguf file")] = "smollm2",
+    device: Annotated[str, typer.Option(help="t4, l4, a100, h100, h200, or auto: this machine")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16")] = "auto",
+    context: Annotated[int, typer.Option(min=2, help="tokens of one request, prompt and output")] = 2048,
+) -> None:
+    """Will it fit, how many requests, how fast at best? Needs only the model's config."""
+    import torch
+
+    from helios.model.config import load_config
+    from helios.model.device import choose_device, choose_dtype
+    from helios.model.files import resolve_config
+    from helios.serve import plan as planning
+
+    here = choose_device() if device == "auto" else torch.device("cpu")
+    if device != "auto" and device.lower() not in planning.KNOWN:
+        raise typer.BadParameter(f"{device!r} is not known: choose auto, {', '.join(planning.KNOWN)}")
+    default = "float16" if device.lower() == "t4" else "bfloat16"
+    chosen = choose_dtype(here, dtype)[0] if device == "auto" else getattr(torch, default if dtype == "auto" else dtype)
+    hardware = planning.this_machine(here) if device == "auto" else planning.KNOWN[device.lower()]
+    config = load_config(resolve_config(model))
+    print(
+        planning.describe(
+            config, hardware, chosen, planning.plan(config, hardware, chosen, context=min(context, config.context))
+        )
+    )
+
+
+@app.command("doctor")
+def doctor_command(as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
+    """What was detected, and what to do about what is missing."""
+    from helios.serve import doctor
+
+    findings = doctor.examine()
+    if as_json:
+        print(json.dumps([vars(finding) for finding in findings], indent=1))
+        return
+    for finding in findings:
+        print(f"{finding.topic:<10} {finding.found}")
+        if finding.advice:
+            print(f"{'':<10} -> {finding.advice}")

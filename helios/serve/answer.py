@@ -1,0 +1,108 @@
+# Generated from notebooks/12_server.ipynb by `helios export`; edit the notebook.
+"""Two ways to answer: whole, and as a stream of server-sent events."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from helios.serve.errors import translate
+from helios.serve.exchange import ClientGone, Exchange, unless_gone
+from helios.serve.protocol import StreamOptions
+from helios.serve.wire import DONE, Choice, Wire, frame
+
+__all__ = ["EventStream", "answer", "frames", "log", "whole_answer"]
+log = logging.getLogger("helios.serve")
+
+
+async def whole_answer(exchange: Exchange, wire: Wire, echoes: list[str]) -> JSONResponse:
+    """Wait for every choice and answer once. `echoes[i]` is put before choice i's text."""
+    choices = {index: Choice(index, text) for index, text in enumerate(echoes)}
+    async for fresh in exchange.pieces():
+        for piece in fresh:
+            choice = choices[piece.index]
+            choice.text += piece.text
+            choice.token_ids += piece.token_ids
+            choice.logprobs += piece.logprobs
+            choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
+    return JSONResponse(wire.answer([choices[index] for index in sorted(choices)], exchange.usage))
+
+
+async def frames(exchange: Exchange, wire: Wire, echoes: list[str], options: StreamOptions) -> AsyncIterator[bytes]:
+    """The events of a stream, those that came together in one write; ends with `[DONE]`, also after an error."""
+    opened: set[int] = set()
+    sent = [0] * len(echoes)
+    try:
+        async for fresh in exchange.pieces():
+            running = exchange.usage if options.continuous_usage_stats else None
+            out = b""
+            for piece in fresh:
+                if not (piece.text or piece.finish_reason or wire.with_ids or (wire.with_logprobs and piece.logprobs)):
+                    continue
+                if piece.index not in opened:
+                    opened.add(piece.index)
+                    piece.text = echoes[piece.index] + piece.text
+                    if opening := wire.opening(piece.index):
+                        out += wire.chunk(opening, running)
+                out += wire.chunk([wire.piece(piece, sent[piece.index])], running)
+                sent[piece.index] += len(piece.text)
+            if out:
+                yield out
+        if options.include_usage:
+            yield wire.chunk([], exchange.usage)
+    except Exception as error:
+        if not opened:
+            raise
+        known = translate(error)
+        yield frame({"error": {**known.body()["error"], "code": known.status}})
+    yield DONE
+
+
+class EventStream(Response):
+    """Sends frames until they end or the client leaves; closes `exchange` either way."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, exchange: Exchange, first: bytes, rest: AsyncIterator[bytes]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._exchange, self._first, self._rest = exchange, first, rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI entry: status and headers, then one write per batch of frames."""
+        try:
+            with contextlib.suppress(ClientGone):
+                await unless_gone(receive, self._pump(send))
+        finally:
+            self._exchange.close()
+
+    async def _pump(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        async for data in self._rest:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def answer(
+    receive: Receive, exchange: Exchange, wire: Wire, echoes: list[str], stream: StreamOptions | None
+) -> Response:
+    """Submit the exchange's jobs and answer, streamed if `stream` is given. Raises what submitting raises."""
+    try:
+        exchange.__enter__()
+        if stream is None:
+            return await unless_gone(receive, whole_answer(exchange, wire, echoes))
+        rest = frames(exchange, wire, echoes, stream)
+        first = await unless_gone(receive, anext(rest))
+        streaming = EventStream(exchange, first, rest)
+    except ClientGone:
+        exchange.close()
+        return Response(status_code=499)
+    except BaseException:
+        exchange.close()
+        raise
+    return streaming

@@ -1,0 +1,102 @@
+# Generated from notebooks/13_launch.ipynb by `helios export`; edit the notebook.
+"""What this machine has, what Helios would choose on it, and what to do about what is missing."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import psutil
+import torch
+
+from helios.model.attention import choose_attention
+from helios.model.device import choose_device, choose_dtype
+from helios.model.embedded import cache_home, embedded_ready
+
+__all__ = ["Finding", "examine"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report: a topic, what was found, and advice where there is any."""
+
+    topic: str
+    found: str
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Every finding about this machine, the important ones first. Reads only; changes nothing."""
+    device = choose_device()
+    dtype, why = choose_dtype(device)
+    backend, backend_why = choose_attention(device, dtype)
+    return [
+        Finding("python", f"{platform.python_version()} on {platform.system()}", _old_python()),
+        Finding("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
+        _gpu(device),
+        Finding("dtype", f"{str(dtype).removeprefix('torch.')}: {why}", _slow_cpu(device, dtype)),
+        Finding("attention", f"{backend}: {backend_why}"),
+        _memory(),
+        _disk(),
+        _embedded(),
+        _optional(),
+    ]
+
+
+def _old_python() -> str:
+    return "" if sys.version_info >= (3, 11) else "Helios needs Python 3.11 or newer."
+
+
+def _slow_cpu(device: torch.device, dtype: torch.dtype) -> str:
+    slow = device.type == "cpu" and dtype == torch.float32
+    return (
+        "This CPU has no fast 16-bit arithmetic: expect half the speed of one with AVX512-BF16 or AMX." if slow else ""
+    )
+
+
+def _gpu(device: torch.device) -> Finding:
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        free = torch.cuda.mem_get_info(device)[0] / 1e9
+        return Finding(
+            "device", f"{torch.cuda.get_device_name(device)}, capability {major}.{minor}, {free:.1f} GB free"
+        )
+    advice = (
+        ""
+        if torch.version.cuda is None
+        else "This torch is built for CUDA but sees no GPU: check the driver with nvidia-smi."
+    )
+    return Finding("device", "CPU", advice)
+
+
+def _memory() -> Finding:
+    free = psutil.virtual_memory().available / 1e9
+    return Finding(
+        "memory", f"{free:.1f} GB free", "The embedded model wants 2 GB: close something." if free < 2 else ""
+    )
+
+
+def _disk() -> Finding:
+    home = cache_home()
+    there = next(path for path in (home, *home.parents) if path.exists())
+    free = shutil.disk_usage(there).free / 1e9
+    advice = "Less than 2 GB: point HELIOS_HOME at a larger disk." if free < 2 else ""
+    return Finding("disk", f"{free:.1f} GB free for models", advice)
+
+
+def _embedded() -> Finding:
+    ready = embedded_ready()
+    return Finding(
+        "model",
+        "embedded model " + ("ready" if ready else "not fetched yet"),
+        "" if ready else "Fetch it once: helios fetch",
+    )
+
+
+def _optional() -> Finding:
+    missing = [name for name in ("jupyter", "transformers", "nbval") if find_spec(name) is None]
+    advice = f"Only for notebooks and tests: pip install 'helios[dev]' ({', '.join(missing)})" if missing else ""
+    return Finding("extras", "all there" if not missing else "serving needs nothing more", advice)

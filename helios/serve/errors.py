@@ -1,0 +1,89 @@
+# Generated from notebooks/12_server.ipynb by `helios export`; edit the notebook.
+"""What went wrong, in the shape that OpenAI's clients unwrap: one exception class, one body, one table of status codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from helios.engine.scheduler import EngineDead, QueueFull
+from helios.model.params import RequestError
+from helios.model.tokenizer import ChatError
+
+__all__ = ["APIError", "bad_request", "install_handlers", "respond", "translate", "unavailable"]
+
+
+class APIError(Exception):
+    """An answer that is not 200: `status`, and the fields of OpenAI's error object."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str,
+        code: str | int | None = None,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.kind, self.code, self.param = status, message, kind, code, param
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body: `{"error": {"message", "type", "param", "code"}}`."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+def bad_request(message: str, param: str | None = None, code: str = "invalid_value") -> APIError:
+    """A 400: the request itself is wrong."""
+    return APIError(400, message, "invalid_request_error", code, param)
+
+
+def unavailable(message: str) -> APIError:
+    """A 503: the server cannot take this now; somebody else may, or it may later."""
+    return APIError(503, message, "service_unavailable", "service_unavailable", headers={"retry-after": "5"})
+
+
+def translate(error: Exception) -> APIError:
+    """The answer for an exception of the layers below; anything unknown is a 500 that reveals nothing."""
+    if isinstance(error, APIError):
+        return error
+    if isinstance(error, RequestError):
+        return bad_request(str(error), error.param, error.code or "invalid_value")
+    if isinstance(error, ChatError):
+        return bad_request(str(error), "messages")
+    if isinstance(error, QueueFull):
+        return APIError(429, str(error), "rate_limit_error", "queue_full", headers={"retry-after": "1"})
+    if isinstance(error, EngineDead):
+        return unavailable(str(error))
+    return APIError(500, "The server failed on this request. Its log says why.", "server_error", "internal_error")
+
+
+def respond(error: Exception) -> JSONResponse:
+    """The HTTP response for `error`."""
+    known = translate(error)
+    return JSONResponse(known.body(), known.status, headers=known.headers)
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Make `app` answer every failure with OpenAI's error object."""
+
+    async def on_error(request: Request, error: Exception) -> JSONResponse:
+        return respond(error)
+
+    async def on_http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        missing = error.status_code == 404
+        message = f"{request.method} {request.url.path} does not exist here." if missing else str(error.detail)
+        kind = "not_found_error" if missing else "invalid_request_error"
+        return JSONResponse(
+            APIError(error.status_code, message, kind).body(), error.status_code, headers=dict(error.headers or {})
+        )
+
+    for known in (APIError, RequestError, ChatError, QueueFull, EngineDead, Exception):
+        app.add_exception_handler(known, on_error)
+    app.add_exception_handler(HTTPException, on_http)

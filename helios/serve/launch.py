@@ -1,0 +1,198 @@
+# Generated from notebooks/13_launch.ipynb by `helios export`; edit the notebook.
+"""Launch.
+
+Everything the book built, assembled: settings from flags and environment, a server that says what
+it chose and ends cleanly, the offline API, and the command line that starts them all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import socket
+import sys
+import threading
+import time
+from importlib.metadata import version
+from types import FrameType
+from typing import Literal
+
+import uvicorn
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from helios.engine.build import build_engine
+from helios.engine.config import EngineConfig
+from helios.engine.scheduler import Scheduler
+from helios.serve.app import create_app
+from helios.serve.exchange import Mailroom
+
+__all__ = [
+    "EngineSettings",
+    "LaunchError",
+    "ServeSettings",
+    "Server",
+    "bind",
+    "default_model",
+    "make_server",
+    "serve",
+    "served_name",
+    "welcome",
+]
+
+
+class EngineSettings(BaseSettings):
+    """What every command that runs the engine can be told, by flag or by `HELIOS_…` variable."""
+
+    model_config = SettingsConfigDict(env_prefix="HELIOS_", extra="ignore", protected_namespaces=())
+
+    model: str = Field(
+        "auto",
+        description="smollm2 (embedded), a hub id, a folder, or a .gguf file; auto: what the machine has room for",
+    )
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, …")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="number format of weights and cache"
+    )
+    attention: Literal["auto", "sdpa", "varlen"] = Field("auto", description="attention backend; auto: by capability")
+    max_batch_size: int = Field(32, ge=1, description="sequences that run together")
+    prefill_chunk_size: int = Field(256, ge=1, description="tokens of one tick, prompts and decodes together")
+    max_waiting: int = Field(256, ge=1, description="requests that may wait; more are answered 429")
+    kv_pages: int | None = Field(None, ge=2, description="pages of the KV pool; default: from --memory-fraction")
+    memory_fraction: float = Field(0.5, gt=0, le=0.95, description="share of the free memory for the KV pool")
+    max_context: int | None = Field(None, ge=2, description="longest prompt plus output; default: the model's")
+    prefix_cache: bool = Field(True, description="share the pages of equal prompt beginnings")
+    prefix_ttl_s: float = Field(600.0, gt=0, description="seconds an idle shared page is shielded from eviction")
+    threads: int | None = Field(None, ge=1, description="CPU threads for torch; default: torch's own choice")
+    debug_checks: bool = Field(False, description="verify every page and reference after each tick (slow)")
+
+    def engine_config(self) -> EngineConfig:
+        """The engine's share of the settings."""
+        names = {each.name for each in dataclasses.fields(EngineConfig)}
+        return EngineConfig(**{key: value for key, value in self.model_dump().items() if key in names})
+
+
+class ServeSettings(EngineSettings):
+    """The settings of `helios serve`."""
+
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 opens the server to the network")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes any free one")
+    served_model_name: str | None = Field(None, description="the name clients use; default: the model's own")
+    shutdown_timeout: float = Field(5.0, ge=0, description="seconds running requests get to finish at the end")
+
+
+class LaunchError(RuntimeError):
+    """The server cannot start; the message says what to do."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket. Raises `LaunchError` if the address is taken or not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        hint = f"Choose another port: helios serve --port {port + 1 if port < 65535 else 8000}"
+        raise LaunchError(f"Cannot listen on {host}:{port} ({error.strerror}). {hint}") from None
+    return listener
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with the scheduler drained before connections are waited for."""
+
+    def __init__(self, config: uvicorn.Config, scheduler: Scheduler, drain_s: float) -> None:
+        super().__init__(config)
+        self._scheduler, self._drain_s = scheduler, drain_s
+        self.failure: str | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: drain, then stop. A second one stops at once."""
+        if self.should_exit:
+            self.force_exit = True
+            return
+        if not threading.main_thread().is_alive() or sig == signal.SIGINT:
+            print("\nStopping: no new requests; running ones may finish.", file=sys.stderr, flush=True)
+        threading.Thread(target=self._drain, name="helios-drain", daemon=True).start()
+
+    def _drain(self) -> None:
+        self._scheduler.shutdown(drain_s=self._drain_s)
+        self.should_exit = True
+
+
+def welcome(url: str, name: str, report: dict[str, str]) -> str:
+    """The text printed when the server is ready."""
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    chosen = "\n".join(f"  {key:<12} {value}" for key, value in report.items())
+    return (
+        f"Helios {version('helios')} serves {name} at {url}\n{chosen}\n\n"
+        f"Try it:\n  curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n"
+    )
+
+
+def served_name(settings: ServeSettings, resolved: str) -> str:
+    """The name clients use: as asked, else the model's, without the folders of a local path."""
+    if settings.served_model_name:
+        return settings.served_model_name
+    return (
+        resolved.rstrip("/\\").replace("\\", "/").removesuffix(".gguf").split("/")[-1]
+        if _is_path(resolved)
+        else resolved
+    )
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")
+
+
+def make_server(settings: ServeSettings) -> tuple[Server, str]:
+    """The server for `settings`, not started yet, and the served model's name."""
+    config = settings.engine_config()
+    if config.model == "auto":
+        config = dataclasses.replace(config, model=default_model(config.device))
+    name = served_name(settings, config.model)
+    mail = Mailroom()
+    scheduler = Scheduler(lambda: build_engine(config), max_waiting=settings.max_waiting, deliver=mail.deliver)
+    app = create_app(scheduler, mail, name=name, version=version("helios"))
+    options = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=5, server_header=False
+    )
+    return Server(options, scheduler, settings.shutdown_timeout), name
+
+
+def default_model(device: str) -> str:
+    """Qwen3-4B on a GPU with room for it (8 GB of weights, and pages), otherwise the embedded model."""
+    import torch
+
+    from helios.model.device import choose_device
+
+    chosen = choose_device(device)
+    if chosen.type == "cuda" and torch.cuda.mem_get_info(chosen)[0] > 10.5e9:
+        return "Qwen/Qwen3-4B"
+    return "smollm2"
+
+
+def serve(settings: ServeSettings) -> None:
+    """Serve until a signal ends it. Raises `LaunchError` if the address is taken or the model cannot be loaded."""
+    listener = bind(settings.host, settings.port)
+    server, name = make_server(settings)
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    if host in ("0.0.0.0", "::"):
+        print("Warning: this address is open to your network, and the server asks nobody for a key.", file=sys.stderr)
+    threading.Thread(target=_announce, args=(server, url, name), name="helios-announce", daemon=True).start()
+    server.run(sockets=[listener])
+    if server.failure is not None:
+        raise LaunchError(server.failure)
+
+
+def _announce(server: Server, url: str, name: str) -> None:
+    scheduler = server._scheduler
+    while (health := scheduler.health()).status == "loading" and not server.should_exit:
+        time.sleep(0.02)
+    if health.status == "ready":
+        print(welcome(url, name, scheduler.wait_ready(0).report), flush=True)
+    elif health.status == "dead":
+        server.failure = health.reason
+        server.should_exit = True

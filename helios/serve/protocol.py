@@ -1,0 +1,251 @@
+# Generated from notebooks/12_server.ipynb by `helios export`; edit the notebook.
+"""What a client may ask: the request bodies of the chat and completions endpoints, checked field by field."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from helios.model.params import SamplingParams
+from helios.serve.errors import APIError, bad_request
+
+__all__ = [
+    "Asked",
+    "Body",
+    "ChatRequest",
+    "Common",
+    "CompletionRequest",
+    "MAX_PROMPTS",
+    "Stop",
+    "StreamOptions",
+    "TokenId",
+    "UNSUPPORTED",
+    "parse_json",
+    "refuse_unsupported",
+    "sampling_params",
+    "validate",
+]
+
+
+def parse_json(raw: bytes) -> dict[str, Any]:
+    """The body as an object. Raises a 400 for anything else, also for NaN, lone surrogates and bottomless nesting."""
+
+    def refuse(token: str) -> float:
+        raise ValueError(f"{token} is not JSON")
+
+    try:
+        body = json.loads(raw, parse_constant=refuse)
+        json.dumps(body, ensure_ascii=False).encode()
+    except RecursionError:
+        raise bad_request("The body is nested too deeply.", code="invalid_json") from None
+    except UnicodeError:
+        raise bad_request("The body holds text that is not valid Unicode.", code="invalid_json") from None
+    except ValueError as error:
+        raise bad_request(f"The body is not valid JSON: {str(error)[:200]}", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise bad_request(f"The body must be a JSON object, not {type(body).__name__}.", code="invalid_json")
+    return body
+
+
+Stop = Annotated[str, Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0)]
+MAX_PROMPTS = 256
+
+
+class Body(BaseModel):
+    """A JSON object in which `null` means absent and unknown fields are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+class StreamOptions(Body):
+    """What a stream carries besides text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Common(Body):
+    """Fields that chat and completions share; `SamplingParams` checks the ranges of those that sample."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    n: int = 1
+    stop: str | list[Stop] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logit_bias: dict[str, float] | None = None
+    skip_special_tokens: bool = True
+    return_token_ids: bool = False
+    cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+UNSUPPORTED = {
+    "suffix": "this model has no fill-in-the-middle",
+    "prompt_logprobs": "scoring prompts is not built yet",
+    "audio": "the models are text only",
+    "use_beam_search": "beam search is not built",
+    "functions": "use `tools`",
+    "function_call": "use `tool_choice`",
+    "chat_template": "only the model's own template is used",
+    "guided_json": "constrained decoding is not built yet",
+    "guided_regex": "constrained decoding is not built yet",
+    "guided_choice": "constrained decoding is not built yet",
+    "guided_grammar": "constrained decoding is not built yet",
+    "structured_outputs": "constrained decoding is not built yet",
+}
+
+
+def refuse_unsupported(body: dict[str, Any]) -> None:
+    """Raises a 400 naming the first field that is known, set, and not supported."""
+    for field, why in UNSUPPORTED.items():
+        if body.get(field) not in (None, False):
+            raise bad_request(f"`{field}` is not supported: {why}.", field, "unsupported_parameter")
+    if body.get("best_of") not in (None, body.get("n") or 1):
+        raise bad_request("`best_of` other than `n` is not supported.", "best_of", "unsupported_parameter")
+    if body.get("modalities") not in (None, ["text"]):
+        raise bad_request("Only the modality `text` is supported.", "modalities", "unsupported_parameter")
+    wanted = body.get("response_format")
+    if wanted is not None and not (isinstance(wanted, dict) and wanted.get("type") == "text"):
+        raise bad_request(
+            "`response_format` other than `text` is not supported: constrained decoding is not built yet.",
+            "response_format",
+            "unsupported_parameter",
+        )
+
+
+class CompletionRequest(Common):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    max_tokens: Annotated[int, Field(ge=0)] = 16
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool = False
+    add_special_tokens: bool = True
+
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per prompt. Raises a 400 for an empty list."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise bad_request("`prompt` must not be empty.", "prompt")
+        if isinstance(self.prompt[0], int):
+            return [[int(token) for token in self.prompt]]  # type: ignore[arg-type]
+        if len(self.prompt) > MAX_PROMPTS:
+            raise bad_request(f"At most {MAX_PROMPTS} prompts fit into one request.", "prompt")
+        return list(self.prompt)  # type: ignore[arg-type]
+
+
+class ChatRequest(Common):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens to generate; the newer name wins."""
+        return self.max_completion_tokens or self.max_tokens
+
+    def template_arguments(self) -> dict[str, Any]:
+        """Extra names for the chat template; what OpenAI calls reasoning effort, templates call thinking."""
+        thinking = {} if self.reasoning_effort is None else {"enable_thinking": self.reasoning_effort != "none"}
+        return {**thinking, **self.chat_template_kwargs}
+
+
+Asked = TypeVar("Asked", bound=Common)
+
+
+def validate(kind: type[Asked], body: dict[str, Any]) -> Asked:
+    """`body` as a checked request. Raises a 400 that names the field."""
+    refuse_unsupported(body)
+    try:
+        asked = kind.model_validate(body)
+    except ValidationError as error:
+        raise _first_finding(error) from None
+    if asked.stream_options is not None and not asked.stream:
+        raise bad_request("`stream_options` goes with `stream: true`.", "stream_options")
+    if isinstance(asked, ChatRequest):
+        if asked.top_logprobs is not None and not asked.logprobs:
+            raise bad_request("`top_logprobs` goes with `logprobs: true`.", "top_logprobs")
+        if asked.add_generation_prompt and asked.continue_final_message and "add_generation_prompt" in body:
+            raise bad_request(
+                "Set `continue_final_message` or `add_generation_prompt`, not both.", "continue_final_message"
+            )
+        if asked.tool_choice and not asked.tools and asked.tool_choice != "none":
+            raise bad_request("`tool_choice` goes with `tools`.", "tool_choice")
+    if isinstance(asked, CompletionRequest):
+        if asked.max_tokens == 0 and not asked.echo:
+            raise bad_request("`max_tokens` must be at least 1 (0 is for `echo`).", "max_tokens")
+        if asked.echo and asked.logprobs is not None:
+            raise bad_request(
+                "`echo` with `logprobs` is not supported: scoring prompts is not built yet.",
+                "echo",
+                "unsupported_parameter",
+            )
+    return asked
+
+
+def _first_finding(error: ValidationError) -> APIError:
+    finding = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    # A union reports one finding per member, with the member's name in the path: keep the field's own name.
+    field = str(finding["loc"][0]) if finding["loc"] else None
+    path = ".".join(str(step) for step in finding["loc"][:4])[:100]
+    return bad_request(f"`{path}`: {finding['msg'][:200]}", field, "invalid_value")
+
+
+def sampling_params(
+    asked: Common, defaults: dict[str, float], max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    """The engine's parameters; raises `RequestError` for values out of range. `max_tokens` None: to the end of the context."""
+    chosen: dict[str, Any] = dict(defaults)
+    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+        if (value := getattr(asked, name)) is not None:
+            chosen[name] = value
+    if "top_k" in chosen:
+        chosen["top_k"] = int(chosen["top_k"])
+    same = (
+        "n",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "ignore_eos",
+        "min_tokens",
+        "logit_bias",
+        "skip_special_tokens",
+    )
+    return SamplingParams(
+        **chosen, **{name: getattr(asked, name) for name in same}, max_tokens=max_tokens, logprobs=logprobs
+    )

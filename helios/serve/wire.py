@@ -1,0 +1,183 @@
+# Generated from notebooks/12_server.ipynb by `helios export`; edit the notebook.
+"""How answers are written: the JSON of chat and completion answers, their streamed chunks, and their logprobs."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from helios.model.sampling import TokenLogprob
+from helios.model.tokenizer import Tokenizer
+
+__all__ = [
+    "ChatWire",
+    "Choice",
+    "CompletionWire",
+    "DONE",
+    "FLOOR",
+    "Usage",
+    "Wire",
+    "chat_logprobs",
+    "completion_logprobs",
+    "frame",
+]
+
+
+def frame(payload: dict[str, Any]) -> bytes:
+    """One server-sent event: a single `data: ` line and a blank one."""
+    return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass
+class Choice:
+    """One choice of an answer as it grows."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass
+class Usage:
+    """Tokens of one answer: every prompt counted once, every generated id counted."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The `usage` object."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+FLOOR = -9999.0  # JSON has no minus infinity
+
+
+def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+    raw = tokenizer.token_bytes(token_id)
+    return {"token": raw.decode("utf-8", "replace"), "logprob": max(logprob, FLOOR), "bytes": list(raw)}
+
+
+def chat_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprob]) -> dict[str, Any]:
+    """`{"content": [...]}`, one entry per token with its alternatives."""
+    content = []
+    for entry in entries:
+        top = [_entry(tokenizer, token, value) for token, value in entry.top]
+        content.append({**_entry(tokenizer, entry.token_id, entry.logprob), "top_logprobs": top})
+    return {"content": content}
+
+
+def completion_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprob], offset: int) -> dict[str, Any]:
+    """Four lists of equal length; `offset` is the number of characters already returned."""
+    tokens = [_entry(tokenizer, entry.token_id, entry.logprob)["token"] for entry in entries]
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token)
+    top = [
+        {_entry(tokenizer, token, 0.0)["token"]: max(value, FLOOR) for token, value in entry.top} for entry in entries
+    ]
+    return {
+        "tokens": tokens,
+        "token_logprobs": [max(entry.logprob, FLOOR) for entry in entries],
+        "top_logprobs": top,
+        "text_offset": offsets,
+    }
+
+
+class Wire:
+    """The shapes of one endpoint's answer to one request: a fixed id, time and model name in every part of it."""
+
+    prefix, whole, part = "cmpl-", "text_completion", "text_completion"
+
+    def __init__(self, model: str, tokenizer: Tokenizer, *, logprobs: bool = False, token_ids: bool = False) -> None:
+        self.tokenizer, self.with_logprobs, self.with_ids = tokenizer, logprobs, token_ids
+        self.head = {"id": self.prefix + uuid.uuid4().hex, "created": int(time.time()), "model": model}
+
+    def answer(self, choices: list[Choice], usage: Usage) -> dict[str, Any]:
+        """The whole answer of a request that does not stream."""
+        return {
+            **self.head,
+            "object": self.whole,
+            "choices": [self._whole_choice(c) for c in choices],
+            "usage": usage.as_json(),
+        }
+
+    def chunk(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> bytes:
+        """One event of a stream."""
+        payload = {**self.head, "object": self.part, "choices": choices}
+        return frame(payload if usage is None else {**payload, "usage": usage.as_json()})
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        """What a choice's stream starts with, before its first text."""
+        return []
+
+    def _ending(self, choice: Choice) -> dict[str, Any]:
+        ids = {"token_ids": choice.token_ids} if self.with_ids else {}
+        return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason, **ids}
+
+
+class CompletionWire(Wire):
+    """`/v1/completions`."""
+
+    def _logprobs(self, entries: list[TokenLogprob], offset: int) -> dict[str, Any] | None:
+        return completion_logprobs(self.tokenizer, entries, offset) if self.with_logprobs else None
+
+    def _whole_choice(self, choice: Choice) -> dict[str, Any]:
+        return {
+            "index": choice.index,
+            "text": choice.text,
+            "logprobs": self._logprobs(choice.logprobs, 0),
+            **self._ending(choice),
+        }
+
+    def piece(self, choice: Choice, offset: int) -> dict[str, Any]:
+        """The next piece of a choice's stream; `offset` characters were sent before."""
+        return {
+            "index": choice.index,
+            "text": choice.text,
+            "logprobs": self._logprobs(choice.logprobs, offset),
+            **self._ending(choice),
+        }
+
+
+class ChatWire(Wire):
+    """`/v1/chat/completions`."""
+
+    prefix, whole, part = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def _logprobs(self, entries: list[TokenLogprob]) -> dict[str, Any] | None:
+        return chat_logprobs(self.tokenizer, entries) if self.with_logprobs else None
+
+    def _whole_choice(self, choice: Choice) -> dict[str, Any]:
+        message = {"role": "assistant", "content": choice.text}
+        return {
+            "index": choice.index,
+            "message": message,
+            "logprobs": self._logprobs(choice.logprobs),
+            **self._ending(choice),
+        }
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        delta = {"role": "assistant", "content": ""}
+        return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
+
+    def piece(self, choice: Choice, offset: int) -> dict[str, Any]:
+        """The next piece of a choice's stream."""
+        delta = {"content": choice.text} if choice.text else {}
+        logprobs = self._logprobs(choice.logprobs) if choice.logprobs else None
+        return {"index": choice.index, "delta": delta, "logprobs": logprobs, **self._ending(choice)}

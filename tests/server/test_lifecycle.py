@@ -1,0 +1,136 @@
+"""Clients that leave, workers that die, health, and the official client package."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.server.conftest import NAME, Running
+
+LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True}
+
+
+def test_health(served: Running) -> None:
+    answer = served.client.get("/health")
+    assert answer.status_code == 200 and answer.json()["status"] == "ready"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_is_cancelled(served: Running, stream: bool) -> None:
+    free = served.engine.stats()["pages_free"] + served.engine.stats()["pages_evictable"]
+    with httpx.Client(base_url=served.url, timeout=60 if stream else 0.3) as client:
+        if stream:
+            with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
+                next(answer.iter_bytes())
+                assert served.scheduler.stats()["running"] == 1
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/v1/completions", json=LONG)
+    generated = served.scheduler.stats()["generated_tokens"]
+    served.until(served.idle, 5)
+    # Within a tick or two, not after all 1500 tokens.
+    assert served.scheduler.stats()["generated_tokens"] - generated < 200
+    served.engine.check()
+    stats = served.engine.stats()
+    assert stats["pages_free"] + stats["pages_evictable"] == free
+
+
+def test_a_waiting_client_that_leaves_frees_its_place(small: Running) -> None:
+    def ask(seconds: float) -> None:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(small.url + "/v1/completions", json={**LONG, "max_tokens": 500}, timeout=seconds)
+
+    first = threading.Thread(target=ask, args=(1.0,))
+    first.start()
+    small.until(lambda: small.scheduler.stats()["running"] == 1)
+    ask(0.2)
+    small.until(lambda: small.scheduler.stats()["waiting"] == 0, 2)
+    first.join()
+    small.until(small.idle, 5)
+
+
+def test_a_dead_worker_fails_every_request_and_turns_health_red(small: Running) -> None:
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        answers.append(httpx.post(small.url + "/v1/completions", json={**LONG, "max_tokens": 500}, timeout=60))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    small.until(lambda: small.scheduler.stats()["running"] == 1)
+
+    def broken(inputs: Any) -> None:
+        raise RuntimeError("the disk is on fire")
+
+    small.engine.runner.forward = broken  # type: ignore[method-assign,assignment]
+    thread.join(10)
+    assert answers[0].status_code == 500 and "fire" in answers[0].json()["error"]["message"]
+    assert small.client.get("/health").status_code == 503
+    assert small.post("/v1/completions", prompt="a").status_code == 503
+
+
+def test_an_error_within_a_stream_is_an_event_and_then_done(small: Running) -> None:
+    with small.client.stream("POST", "/v1/completions", json={**LONG, "max_tokens": 500, "stream": True}) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+
+        def broken(inputs: Any) -> None:
+            raise RuntimeError("out of luck")
+
+        small.engine.runner.forward = broken  # type: ignore[method-assign,assignment]
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]" and '"error"' in rest[-2] and "out of luck" in rest[-2]
+
+
+def test_shutdown_ends_streams_with_a_sentence(small: Running) -> None:
+    with small.client.stream("POST", "/v1/completions", json={**LONG, "max_tokens": 500, "stream": True}) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        threading.Thread(target=small.scheduler.shutdown).start()
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]" and "shutting down" in rest[-2]
+    assert small.client.get("/health").status_code == 503
+
+
+@pytest.fixture
+def client(served: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=served.url + "/v1", api_key="unused", max_retries=0)
+
+
+def test_openai_chat_and_stream(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "max_tokens": 8}
+    whole = client.chat.completions.create(**asked)
+    parts = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+    assert text == whole.choices[0].message.content
+    assert parts[-1].usage is not None and whole.usage is not None
+    assert parts[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_openai_completions_models_and_errors(client: openai.OpenAI) -> None:
+    assert client.models.list().data[0].id == NAME
+    assert client.models.retrieve(NAME).id == NAME
+    done = client.completions.create(model=NAME, prompt="Hi", max_tokens=4, logprobs=1, extra_body={"ignore_eos": True})
+    assert done.choices[0].logprobs is not None and len(done.choices[0].logprobs.tokens or []) == 4
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model=NAME, prompt="Hi", temperature=5)
+    assert refused.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="gpt-4", prompt="Hi")
+
+
+async def _async_text(url: str) -> str:
+    client = openai.AsyncOpenAI(base_url=url + "/v1", api_key="unused")
+    stream = await client.completions.create(model=NAME, prompt="Hi", max_tokens=8, temperature=0, stream=True)
+    return "".join([part.choices[0].text async for part in stream])
+
+
+def test_openai_async(served: Running, client: openai.OpenAI) -> None:
+    import asyncio
+
+    whole = client.completions.create(model=NAME, prompt="Hi", max_tokens=8, temperature=0)
+    assert asyncio.run(_async_text(served.url)) == whole.choices[0].text
