@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from helios.engine.sequence import Request, TokenEvent
-from helios.model.sampling import SamplingParams, TokenLogprob
+from helios.model.params import SamplingParams
+from helios.model.sampling import TokenLogprob
 from helios.model.text import TextStream
 from helios.model.tokenizer import Tokenizer
 
@@ -110,7 +111,7 @@ class Choice:
         self._eos_token_ids = frozenset(tokenizer.eos_token_ids if tokenizer else ())
         self._stream = tokenizer and TextStream(
             tokenizer,
-            stop=params.stop or (),
+            stop=params.stop_strings,
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
         )
@@ -134,7 +135,7 @@ class Choice:
         if self._stream and (not ended_by_token or self._params.include_stop_str_in_output):
             self._event.text += self._stream.push(token.token_id)
             if self._stream.stop_reason is not None:
-                self.end("stop", stop_reason=self._stream.stop_reason)
+                self.end("stop")
                 return token.finish_reason is None
         if token.finish_reason is not None:
             self.end(token.finish_reason, stop_reason=self._stop_token(token) if ended_by_token else None)
@@ -150,7 +151,10 @@ class Choice:
         if self.ended:
             return
         self.ended = True
-        self._event.text += self._stream.finish() if self._stream else ""
+        if self._stream:
+            self._event.text += self._stream.finish()
+            if self._stream.stop_reason is not None and reason in ("stop", "length"):
+                reason, stop_reason = "stop", self._stream.stop_reason
         self._event.finish_reason, self._event.stop_reason, self._event.error = reason, stop_reason, error
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ from helios.engine.job import Job, JobEvent, Timings
 from helios.engine.scheduler import Scheduler
 from helios.engine.sequence import Request
 from helios.engine.worker import EngineDead
-from helios.model.sampling import RequestError, SamplingParams, TokenLogprob
+from helios.model.params import RequestError, SamplingParams
+from helios.model.sampling import TokenLogprob
 from helios.model.tokenizer import Tokenizer
 
 __all__ = [
@@ -160,7 +162,7 @@ class LLM:
         except EngineDead as error:
             raise error.__cause__ or error from None
         self._tokenizer, self.report = engine.tokenizer, engine.report
-        self._defaults = engine.model.config.sampling_defaults
+        self._defaults, self._context = engine.model.config.sampling_defaults, engine.context
 
     def close(self) -> None:
         """End the worker and free the model. Answers in progress end with an error."""
@@ -180,7 +182,8 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses when no parameters are given: the model's own recommendation where it has one."""
-        return SamplingParams(**{k: int(v) if k == "top_k" else v for k, v in self._defaults.items()})  # type: ignore[arg-type]
+        values: dict[str, Any] = {k: int(v) if k == "top_k" else v for k, v in self._defaults.items()}
+        return SamplingParams(**values)
 
     def generate(
         self,
@@ -222,9 +225,11 @@ class LLM:
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, dict):
             text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-            if text is None and ids is None:
+            if ids is not None:
+                return text, list(ids)
+            if text is None:
                 raise RequestError('a prompt given as a dict needs "prompt" or "prompt_token_ids"', param="prompt")
-            return text, list(ids) if ids is not None else self.get_tokenizer().encode(text)
+            return text, self.get_tokenizer().encode(text)
         if isinstance(prompt, str):
             return prompt, self.get_tokenizer().encode(prompt)
         return None, list(prompt)
@@ -263,8 +268,11 @@ class LLM:
         choices = [JobEvent(i) for i in range(job.request.params.n)]
         for event in job.events():
             choices[event.index] = choices[event.index].then(event)
-        if self._scheduler.health().status == "dead":
-            raise EngineDead(self._scheduler.health().reason)
+        for choice in choices:
+            if choice.error and (health := self._scheduler.health()).status == "dead":
+                raise EngineDead(health.reason)
+            if choice.error:
+                warnings.warn(f"request {job.id}: {choice.error}", RuntimeWarning, stacklevel=4)
         outputs = [read_choice(choice, self._tokenizer) for choice in choices]
         return RequestOutput(job.id, prompt, job.request.prompt_ids, outputs, True, job.cached_tokens, job.timings)
 
@@ -273,12 +281,14 @@ class LLM:
     ) -> Iterator[str]:
         """Yield the answer to one conversation in pieces of text; leaving the loop ends the request.
 
-        Raises RequestError when the conversation is too long, RuntimeError with the reason when the answer fails.
+        `max_tokens` shrinks to what the context has left. Raises RequestError when that is nothing, RuntimeError with
+        the reason when the answer fails.
         """
-        params = replace(self.get_default_sampling_params(), max_tokens=max_tokens)
+        prompt_ids = self.get_tokenizer().encode_chat(messages)
+        room = max(self._context - len(prompt_ids), 1)
+        params = replace(self.get_default_sampling_params(), max_tokens=min(max_tokens, room))
         if temperature is not None:
             params = replace(params, temperature=temperature)
-        prompt_ids = self.get_tokenizer().encode_chat(messages)
         job = self._scheduler.submit(Request(str(next(self._ids)), prompt_ids, params), wait_s=None)
         try:
             for event in job.events():

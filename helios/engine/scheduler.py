@@ -18,7 +18,7 @@ from helios.engine.job import Batch, Choice, Job, Live, put_all
 from helios.engine.meter import Meter
 from helios.engine.sequence import Request, TokenEvent
 from helios.engine.worker import EngineDead, Worker
-from helios.model.sampling import RequestError
+from helios.model.params import RequestError
 
 __all__ = ["QueueFull", "Scheduler"]
 
