@@ -67,6 +67,18 @@ def split_directives(cell: Cell) -> tuple[dict[str, str], str]:
     return found, "\n".join(lines)
 
 
+def title_docstring(notebook: str, markdown: str) -> str:
+    """A module docstring from a notebook's first cell: its title, and the paragraph below it."""
+    title, _, rest = markdown.strip().partition("\n")
+    paragraph = re.split(r"\n\s*\n|<!--", rest.strip())[0].strip()
+    if not title.startswith("# ") or not paragraph:
+        raise ExportError(f"{notebook}, cell 1, line 1: begin with `# Title` and a one-paragraph summary")
+    headline = title.removeprefix("# ").strip()
+    headline += "" if headline.endswith((".", "?", "!")) else "."
+    text = f"{headline}\n\n{textwrap.fill(paragraph, 100)}\n".replace("\\", "\\\\").replace('"""', "'''")
+    return f'"""{text}"""'
+
+
 def read_notebook(path: Path) -> tuple[str, list[Cell]]:
     """The docstring that a notebook's main module gets, and the notebook's export cells in order."""
     try:
@@ -85,18 +97,6 @@ def read_notebook(path: Path) -> tuple[str, list[Cell]]:
         if not cell.module:
             raise cell.error(1, "`#| export` names no module, and no cell says `#| default_exp NAME`")
     return (title_docstring(path.name, raw[0][1]) if cells else ""), cells
-
-
-def title_docstring(notebook: str, markdown: str) -> str:
-    """A module docstring from a notebook's first cell: its title, and the paragraph below it."""
-    title, _, rest = markdown.strip().partition("\n")
-    paragraph = re.split(r"\n\s*\n|<!--", rest.strip())[0].strip()
-    if not title.startswith("# ") or not paragraph:
-        raise ExportError(f"{notebook}, cell 1, line 1: begin with `# Title` and a one-paragraph summary")
-    headline = title.removeprefix("# ").strip()
-    headline += "" if headline.endswith((".", "?", "!")) else "."
-    text = f"{headline}\n\n{textwrap.fill(paragraph, 100)}\n".replace("\\", "\\\\").replace('"""', "'''")
-    return f'"""{text}"""'
 
 
 @dataclass

@@ -3,8 +3,8 @@
 
 The package `helios` is written nowhere but in this book: each notebook explains its code piece by
 piece, and a small exporter collects the finished pieces into modules. This notebook builds that
-exporter, and the three helpers that every later notebook uses: one describes the machine, one
-draws, one keeps the links true.
+exporter, and the helpers that every later notebook uses: they describe the machine, draw plots, and
+keep the links true.
 """
 
 from __future__ import annotations
@@ -149,23 +149,6 @@ def ruff(folder: str, command: str, *options: str) -> str:
     return done.stdout
 
 
-def build(notebooks: Iterable[Path], root: Path) -> dict[str, str]:
-    """The final text of every module that the notebooks export, by path; raises before anything is written."""
-    modules: dict[str, Module] = {}
-    texts: dict[str, str] = {}
-    for notebook in notebooks:
-        siblings = read_modules(notebook)
-        for module in siblings:
-            if other := modules.get(module.path):
-                raise ExportError(f"{module.notebook} and {other.notebook} both export {module.path}; rename one")
-            modules[module.path], texts[module.path] = module, render(module, siblings)
-    texts, undefined = tidy(texts, root)
-    for path, name in undefined:
-        raise undefined_name(modules[path], name)
-    check_cycles(texts)
-    return texts
-
-
 def undefined_name(module: Module, name: str) -> ExportError:
     for piece in module.body:
         for node in (inner for part in piece.nodes for inner in ast.walk(part)):
@@ -186,6 +169,23 @@ def check_cycles(texts: dict[str, str]) -> None:
         raise ExportError(
             f"these modules import each other: {' → '.join(error.args[1])}; move what they share"
         ) from None
+
+
+def build(notebooks: Iterable[Path], root: Path) -> dict[str, str]:
+    """The final text of every module that the notebooks export, by path; raises before anything is written."""
+    modules: dict[str, Module] = {}
+    texts: dict[str, str] = {}
+    for notebook in notebooks:
+        siblings = read_modules(notebook)
+        for module in siblings:
+            if other := modules.get(module.path):
+                raise ExportError(f"{module.notebook} and {other.notebook} both export {module.path}; rename one")
+            modules[module.path], texts[module.path] = module, render(module, siblings)
+    texts, undefined = tidy(texts, root)
+    for path, name in undefined:
+        raise undefined_name(modules[path], name)
+    check_cycles(texts)
+    return texts
 
 
 @dataclass

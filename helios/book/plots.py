@@ -56,6 +56,9 @@ def figure(
 
 def picture(fig: Figure, kind: str) -> bytes:
     """The figure as a "png" or "svg" file without date or versions, so that equal pictures are equal files."""
+    if fig.get_layout_engine() is not None:  # it would move things a little at every drawing
+        fig.draw_without_rendering()
+        fig.set_layout_engine("none")
     buffer = io.BytesIO()
     nothing = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
     fig.savefig(buffer, format=kind, dpi=144, transparent=True, metadata=nothing[kind])
