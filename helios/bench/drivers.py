@@ -1,5 +1,5 @@
 # Generated from notebooks/05_measuring.ipynb by `helios export`; edit the notebook.
-"""Send a workload and record what came back: to a function, to a scheduler in this process, or to a server over HTTP."""
+"""Send a workload and record what comes back: from a function, a scheduler in this process, or a server over HTTP."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import httpx
 
+from helios.bench.chunks import Chunk, chunks_of, read_events, record_of
 from helios.bench.metrics import RequestRecord
 from helios.bench.workloads import Work
 from helios.model.sampling import SamplingParams
@@ -21,12 +22,8 @@ from helios.model.sampling import SamplingParams
 __all__ = [
     "BenchRequest",
     "BenchmarkError",
-    "Chunk",
     "SchedulerLike",
     "check_lengths",
-    "chunks_of",
-    "read_events",
-    "record_of",
     "run_scheduler",
     "run_sequential",
     "run_streams",
@@ -36,39 +33,6 @@ __all__ = [
 
 class BenchmarkError(RuntimeError):
     """The benchmark cannot be run, or its answers are not what was asked for."""
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """What arrived at one moment: a number of tokens, and on the last chunk why the request ended.
-
-    `cached_tokens` and `prompt_tokens` are None where the chunk does not say.
-    """
-
-    tokens: int
-    finish_reason: str | None = None
-    error: str | None = None
-    cached_tokens: int | None = None
-    prompt_tokens: int | None = None
-
-
-def record_of(work: Work, sent_s: float, arrivals: Sequence[tuple[float, Chunk]]) -> RequestRecord:
-    """The record of one request from its timed chunks; the tokens of a chunk all get its time."""
-    times = [time_s for time_s, chunk in arrivals for _ in range(chunk.tokens)]
-    last: dict[str, Any] = {}
-    for _, chunk in arrivals:
-        last.update({name: value for name, value in vars(chunk).items() if value is not None})
-    return RequestRecord(
-        sent_s=sent_s,
-        token_times_s=times,
-        prompt_tokens=last.get("prompt_tokens", len(work.prompt_ids)),
-        output_tokens=len(times),
-        max_tokens=work.max_tokens,
-        cached_tokens=last.get("cached_tokens", 0),
-        finish_reason=last.get("finish_reason"),
-        error=last.get("error") if times or last.get("error") else "no tokens came back",
-        kind=work.kind,
-    )
 
 
 def run_sequential(
@@ -82,7 +46,7 @@ def run_sequential(
     """Serve the works one after another, in the order given, with an engine that knows one request at a time.
 
     Each work counts as sent at the start plus its `arrival_s`, so the time it waits for those before it is part of
-    its time to first token. `cached_tokens`, if given, is asked after each request how many prompt tokens a cache restored.
+    its time to first token. `cached_tokens`, if given, says after each request how many prompt tokens a cache restored.
     """
     start, records = clock(), []
     for work in works:
@@ -121,7 +85,11 @@ def run_streams(submit: Callable[[Work], Iterable[Chunk]], works: Sequence[Work]
 
 
 class SchedulerLike(Protocol):
-    """What `run_scheduler` needs: `submit(request)` returns a job whose `events()` carry `token_ids`, `finish_reason`, `error`."""
+    """What `run_scheduler` needs of a scheduler.
+
+    `submit(request)` returns a job with `cached_tokens` and `events()`; an event has `token_ids`, `finish_reason` and
+    `error`.
+    """
 
     def submit(self, request: Any, /) -> Any: ...
 
@@ -140,7 +108,7 @@ class BenchRequest:
 def run_scheduler(
     scheduler: SchedulerLike, works: Sequence[Work], request: Callable[..., Any] = BenchRequest
 ) -> list[RequestRecord]:
-    """Send the works to a scheduler in this process; `request` builds what `submit` takes (keywords as in `BenchRequest`)."""
+    """Send the works to a scheduler in this process; `request` makes what `submit` takes (see `BenchRequest`)."""
     numbers = {id(work): number for number, work in enumerate(works)}
 
     def submit(work: Work) -> Iterator[Chunk]:
@@ -152,51 +120,6 @@ def run_scheduler(
         yield Chunk(0, cached_tokens=job.cached_tokens)
 
     return run_streams(submit, works)
-
-
-def read_events(arrivals: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
-    """The JSON events of a server-sent-event stream with the time each was complete; `[DONE]` and comments are left out."""
-    pending = b""
-    for time_s, received in arrivals:
-        *lines, pending = (pending + received).split(b"\n")
-        for line in lines:
-            text = line.strip().removeprefix(b"data:").strip()
-            if line.startswith(b"data:") and text != b"[DONE]":
-                yield time_s, json.loads(text)
-
-
-def chunks_of(events: Iterable[tuple[float, dict[str, Any]]]) -> list[tuple[float, Chunk]]:
-    """Timed chunks from the events of one streamed completion.
-
-    An event with choices brings tokens. How many, in order of trust: the length of its `token_ids` where the server
-    sends them; else the tokens of the final `usage` spread evenly over the events (one each from most servers; the
-    first event has the first token, the last one the last). An event without text after all tokens are told is no token.
-    """
-    answers, rest = [], []
-    usage: dict[str, Any] = {}
-    for time_s, event in events:
-        if event.get("error"):
-            rest.append((time_s, Chunk(0, error=f"the server answered within the stream: {event['error']}")))
-        usage = event.get("usage") or usage
-        answers += [(time_s, choice) for choice in event.get("choices") or []]
-    counts = _token_counts([choice for _, choice in answers], usage.get("completion_tokens"))
-    arrivals = [(t, Chunk(n, choice.get("finish_reason"))) for (t, choice), n in zip(answers, counts, strict=True)]
-    if usage:
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        rest.append((answers[-1][0] if answers else 0.0, Chunk(0, None, None, cached, usage.get("prompt_tokens"))))
-    return arrivals + rest
-
-
-def _token_counts(choices: Sequence[dict[str, Any]], total: int | None) -> list[int]:
-    if any(choice.get("token_ids") for choice in choices):
-        return [len(choice.get("token_ids") or []) for choice in choices]
-    if total is None:
-        return [1 if choice.get("text") else 0 for choice in choices]
-    events = len(choices)
-    if events > total and not choices[-1].get("text"):
-        events -= 1  # a closing event that only says why
-    share = [total * (i + 1) // events - total * i // events for i in range(events)]
-    return share + [0] * (len(choices) - events)
 
 
 async def _post(
@@ -246,7 +169,8 @@ async def _first_model(client: httpx.AsyncClient, base: str) -> str:
         return str(response.raise_for_status().json()["data"][0]["id"])
     except (httpx.HTTPError, KeyError, IndexError, ValueError) as problem:
         raise BenchmarkError(
-            f"no model list from {base}/models ({type(problem).__name__}): is the server up? Start it, or name the model"
+            f"no model list from {base}/models ({type(problem).__name__}): "
+            "start the server and wait until it is ready, or name the model"
         ) from problem
 
 

@@ -16,6 +16,7 @@ import torch
 
 from helios.bench.metrics import Summary
 from helios.bench.workloads import Work, describe_lengths, ledger_workload
+from helios.book.notebook import checkout_root
 from helios.book.plots import COLORS, figure, show
 
 __all__ = [
@@ -30,7 +31,6 @@ __all__ = [
     "merge_rows",
     "read_ledger",
     "record_row",
-    "repository",
 ]
 
 
@@ -51,15 +51,6 @@ def machine_facts(device: str | torch.device = "cpu") -> dict[str, Any]:
         facts["gpu"] = torch.cuda.get_device_name(device)
     facts |= {"threads": torch.get_num_threads(), "system": f"{platform.system()} {platform.machine()}"}
     return facts | {"python": platform.python_version(), "torch": torch.__version__}
-
-
-def repository() -> Path | None:
-    """The book's repository: the nearest folder upwards with `chapters/` and `pyproject.toml`, or None (on Colab)."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / "chapters").is_dir() and (folder / "pyproject.toml").is_file():
-            return folder
-    return None
 
 
 def commit_name(folder: Path) -> str | None:
@@ -87,7 +78,7 @@ Row = dict[str, Any]
 
 def ledger_path() -> Path | None:
     """`chapters/results/ledger.json` of the repository, or None outside one."""
-    root = repository()
+    root = checkout_root()
     return root / "chapters" / "results" / "ledger.json" if root else None
 
 
@@ -112,7 +103,7 @@ def record_row(name: str, summary: Summary, *, works: Sequence[Work] | None = No
     Pass `device`, `dtype` and `model`; the processor, versions, commit and lengths (of `works`, by default those of
     `ledger_workload`) are added. Returns the row.
     """
-    root = repository()
+    root = checkout_root()
     known = machine_facts(facts.get("device", "cpu")) | {"lengths": describe_lengths(works or ledger_workload(256))}
     known["commit"] = commit_name(root) if root else None
     known["date"] = datetime.now(UTC).date().isoformat()
@@ -137,9 +128,16 @@ def ledger_rows(*fresh: Row, until: str | None = None, path: Path | None = None)
 
 
 def ledger_plot(
-    *fresh: Row, until: str | None = None, metric: str = "output_tok_s", label: str = "output tokens per second"
+    *fresh: Row,
+    until: str | None = None,
+    metric: str = "output_tok_s",
+    label: str = "output tokens per second",
+    name: str | None = None,
 ) -> None:
-    """Bars of one number over the chapters so far; rows measured just now (`fresh`) stand out from recorded ones."""
+    """Bars of one number over the chapters so far; rows measured just now (`fresh`) stand out.
+
+    `name` keeps the figure under chapters/figures/ when recording.
+    """
     rows = ledger_rows(*fresh, until=until)
     if not rows:
         return
@@ -153,4 +151,4 @@ def ledger_plot(
     ax.margins(x=0.12)
     ax.set_xlabel(label)
     spoken = ", ".join(f"{row['name']} {value:.3g}" for row, value in zip(rows, values, strict=True))
-    show(fig, alt=f"Bar chart of {label}: {spoken}")
+    show(fig, alt=f"Bar chart of {label}: {spoken}", name=name)

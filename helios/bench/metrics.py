@@ -87,7 +87,7 @@ class RequestRecord:
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """The q-th percentile (0–100) with linear interpolation between neighbours; NaNs are left out; NaN if none remain."""
+    """The q-th percentile (0–100), interpolated linearly between neighbours; NaNs are left out; NaN if none remain."""
     ordered = sorted(value for value in values if not math.isnan(value))
     if not ordered:
         return math.nan
@@ -107,13 +107,13 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
+    def of(cls, values: Sequence[float]) -> Spread:
         """The spread of `values`; NaNs are left out."""
         return cls(*(percentile(values, q) for q in (0, 50, 95, 100)))
 
 
 def concurrency(records: Sequence[RequestRecord]) -> list[tuple[float, int]]:
-    """Requests in flight (sent, not finished) as steps: from each time on, that many. Requests without tokens are left out."""
+    """Requests in flight (sent, not finished) as steps (time, count from then on); failed ones do not count."""
     answered = [record for record in records if record.token_times_s]
     edges = [(record.sent_s, 1) for record in answered] + [(record.finished_s, -1) for record in answered]
     steps: list[tuple[float, int]] = []
@@ -125,7 +125,7 @@ def concurrency(records: Sequence[RequestRecord]) -> list[tuple[float, int]]:
 
 
 def drain_start(steps: Sequence[tuple[float, int]]) -> float:
-    """The moment after which fewer than half of the peak number of requests are in flight, for good. NaN if no steps."""
+    """The moment from which fewer than half of the peak number of requests are in flight, for good; NaN if no steps."""
     peak = max((count for _, count in steps), default=0)
     started = math.nan
     busy = False
@@ -174,7 +174,7 @@ class Summary:
         return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "Summary":
+    def from_dict(cls, data: dict[str, Any]) -> Summary:
         """The inverse of `to_dict`."""
         return cls(**{name: _rich(value) for name, value in data.items()})
 

@@ -1,5 +1,5 @@
 # Generated from notebooks/05_measuring.ipynb by `helios export`; edit the notebook.
-"""The requests a benchmark sends: token-id prompts of fixed lengths from a fixed seed, arriving at once or at a rate."""
+"""The requests a benchmark sends: token-id prompts of fixed lengths from a seed, arriving at once or at a rate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Work:
-    """One request of a workload: prompt ids, how many tokens to generate, its kind, and when it arrives (s after the start)."""
+    """One request of a workload: prompt, tokens to generate, kind, and when it arrives (seconds after the start)."""
 
     prompt_ids: list[int]
     max_tokens: int
@@ -76,7 +76,10 @@ WORKLOADS = ("mixed", *KINDS, "single")
 
 
 def make_workload(name: str, vocab_size: int, seed: int = 0, rate: float | None = None) -> list[Work]:
-    """A workload by name: "mixed" (the 30 requests), ten of one kind ("prefill", "decode", "balanced"), or "single": one stream."""
+    """A workload by name: "mixed" (the 30 requests), ten of one kind, or "single" (one balanced stream).
+
+    The kinds are "prefill", "decode" and "balanced"; ValueError for any other name.
+    """
     if name not in WORKLOADS:
         raise ValueError(f"there is no workload {name!r}; choose one of {', '.join(WORKLOADS)}")
     if name == "mixed":
@@ -87,7 +90,7 @@ def make_workload(name: str, vocab_size: int, seed: int = 0, rate: float | None 
 
 
 def ledger_workload(vocab_size: int, seed: int = 0) -> list[Work]:
-    """The six requests every chapter is measured with: 3 × 288/8 that share their first 256 tokens, 2 × 32/32, 1 × 96/16."""
+    """Six requests to measure every chapter with: 3 × 288/8 that share their first 256 tokens, 2 × 32/32, 1 × 96/16."""
     rng = random.Random(seed)
     prefix = random_prompt(rng, 256, vocab_size)
     shared = [Work(prefix + random_prompt(rng, 32, vocab_size), 8, "shared prefix") for _ in range(3)]

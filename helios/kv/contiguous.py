@@ -7,33 +7,15 @@ memory, so that a new token costs one token's work instead of the whole sequence
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from helios.model.config import KVSpec
-from helios.model.transformer import NoCache, Transformer
+from helios.model.transformer import NoCache, Transformer, naive_attention
 
-__all__ = ["Attend", "ContiguousCache", "attend_naive", "generate_greedy"]
-
-
-def attend_naive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention written out: q [T, H, D] against k, v [S, K, D], S ≥ T, gives [T, H, D].
-
-    The queries are the last T of the S positions: query i sees the keys 0 … S − T + i. Each of the K heads of keys
-    and values serves H / K query heads. Scores are softmaxed in float32.
-    """
-    past = k.shape[0] - q.shape[0]
-    group = q.shape[1] // k.shape[1]
-    keys, values = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scores = torch.einsum("thd,shd->hts", q, keys).float() / math.sqrt(q.shape[-1])
-    seen = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).tril(past)
-    weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
-    return torch.einsum("hts,shd->thd", weights.to(values.dtype), values)
-
-
+__all__ = ["Attend", "ContiguousCache", "generate_greedy"]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -52,7 +34,7 @@ class ContiguousCache:
         heads: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        attend: Attend = attend_naive,
+        attend: Attend = naive_attention,
     ) -> None:
         if capacity < 1:
             raise ValueError(
