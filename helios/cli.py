@@ -41,7 +41,8 @@ def with_settings(load: Callable[[], type[Any]]) -> Callable[[Callable[..., None
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         settings = load()
-        own = [p for p in inspect.signature(command).parameters.values() if p.name != "settings"]
+        asked = inspect.signature(command, eval_str=True).parameters.values()
+        own = [p.replace(kind=p.KEYWORD_ONLY) for p in asked if p.name != "settings"]
         flags = [_flag(name, field) for name, field in settings.model_fields.items()]
 
         def run(**given: Any) -> None:
@@ -60,8 +61,8 @@ def _flag(name: str, field: Any) -> inspect.Parameter:
     """One flag: `--name VALUE`, absent unless given; booleans get `--name/--no-name`."""
     kinds = [bool, int, float, str]
     kind = next((k for k in kinds if field.annotation in (k, Optional[k])), str)  # noqa: UP045
-    default = "" if field.default is None else f" [default: {field.default}]"
-    option = typer.Option(help=f"{field.description}{default} [env: HELIOS_{name.upper()}]", show_default=False)
+    default = "" if field.default is None else f"default {field.default}; "
+    option = typer.Option(help=f"{field.description} ({default}HELIOS_{name.upper()})", show_default=False)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Optional[kind], option]
     )
@@ -101,15 +102,15 @@ def main() -> None:
 
 
 def _engine_settings() -> type[Any]:
-    from helios.serve import launch
+    from helios.serve import settings
 
-    return launch.EngineSettings
+    return settings.EngineSettings
 
 
 def _serve_settings() -> type[Any]:
-    from helios.serve import launch
+    from helios.serve import settings
 
-    return launch.ServeSettings
+    return settings.ServeSettings
 
 
 @app.command("serve")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from helios.model.chat import RESERVED
 from helios.model.params import SamplingParams
 from helios.serve.errors import APIError, bad_request
 
@@ -178,6 +179,8 @@ class ChatRequest(Common):
 
     def template_arguments(self) -> dict[str, Any]:
         """Extra names for the chat template; what OpenAI calls reasoning effort, templates call thinking."""
+        if clash := sorted(set(RESERVED) & set(self.chat_template_kwargs)):
+            raise bad_request(f"`chat_template_kwargs` must not set `{clash[0]}`.", "chat_template_kwargs")
         thinking = {} if self.reasoning_effort is None else {"enable_thinking": self.reasoning_effort != "none"}
         return {**thinking, **self.chat_template_kwargs}
 

@@ -86,7 +86,7 @@ def test_several_choices_each_finish_once(served: Running) -> None:
 
 
 def test_prompts_times_choices(served: Running) -> None:
-    body = served.post("/v1/completions", prompt=["One", [72, 73]], n=2, seed=1, max_tokens=3, ignore_eos=True).json()
+    body = served.post("/v1/completions", prompt=["One", "HI"], n=2, seed=1, max_tokens=3, ignore_eos=True).json()
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
     assert body["usage"] == {**body["usage"], "prompt_tokens": 5, "completion_tokens": 12}
 

@@ -1,0 +1,54 @@
+# Generated from notebooks/13_launch.ipynb by `helios export`; edit the notebook.
+"""Every setting, once: its name, type, default and help text, from a flag or a `HELIOS_…` variable."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from helios.engine.config import EngineConfig
+
+__all__ = ["EngineSettings", "ServeSettings"]
+
+
+class EngineSettings(BaseSettings):
+    """What every command that runs the engine can be told, by flag or by `HELIOS_…` variable."""
+
+    model_config = SettingsConfigDict(env_prefix="HELIOS_", extra="ignore", protected_namespaces=())
+
+    model: str = Field(
+        "auto",
+        description="smollm2 (embedded), a hub id, a folder, or a .gguf file; auto: what the machine has room for",
+    )
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, …")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="number format of weights and cache"
+    )
+    attention: Literal["auto", "sdpa", "varlen"] = Field("auto", description="attention backend; auto: by capability")
+    max_batch_size: int = Field(32, ge=1, description="sequences that run together")
+    prefill_chunk_size: int = Field(256, ge=1, description="tokens of one tick, prompts and decodes together")
+    max_waiting: int = Field(256, ge=1, description="requests that may wait; more are answered 429")
+    kv_pages: int | None = Field(None, ge=2, description="pages of the KV pool; default: from --memory-fraction")
+    memory_fraction: float = Field(0.5, gt=0, le=0.95, description="share of the free memory for the KV pool")
+    max_context: int | None = Field(None, ge=2, description="longest prompt plus output; default: the model's")
+    prefix_cache: bool = Field(True, description="share the pages of equal prompt beginnings")
+    prefix_ttl_s: float = Field(600.0, gt=0, description="seconds an idle shared page is shielded from eviction")
+    threads: int | None = Field(None, ge=1, description="CPU threads for torch; default: torch's own choice")
+    debug_checks: bool = Field(False, description="verify every page and reference after each tick (slow)")
+
+    def engine_config(self) -> EngineConfig:
+        """The engine's share of the settings."""
+        names = {each.name for each in dataclasses.fields(EngineConfig)}
+        return EngineConfig(**{key: value for key, value in self.model_dump().items() if key in names})
+
+
+class ServeSettings(EngineSettings):
+    """The settings of `helios serve`."""
+
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 opens the server to the network")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes any free one")
+    served_model_name: str | None = Field(None, description="the name clients use; default: the model's own")
+    shutdown_timeout: float = Field(5.0, ge=0, description="seconds running requests get to finish at the end")
