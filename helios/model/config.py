@@ -2,8 +2,8 @@
 """A model is a folder of files.
 
 What a checkpoint holds, file by file: `config.json` says how to build the network, safetensors hold
-its numbers, and two pairs of matrices are fused while they are read. At the end one call turns a
-name into weights on a device.
+its numbers, and matrices that are always used together are fused while they are read. At the end
+one call turns a name into weights.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """All that the transformer must know, read from `config.json` once and checked; sizes are counts of numbers."""
+    """All that the transformer must know, read from `config.json` once and checked; sizes count numbers or tokens."""
 
     architecture: str
     vocab_size: int
@@ -119,21 +119,24 @@ class ModelConfig:
 
         `tokenizer_eos` are end-of-text ids that only the tokenizer knows. ModelError for what Helios cannot compute.
         """
-        family = _supported_family(config)
+        family, generation = _supported_family(config), generation or {}
         _check_switches(config, family)
         hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+        kv_heads = _size(config, "num_key_value_heads", default=heads)
+        head_dim = _size(config, "head_dim", default=128 if family == "qwen3" else hidden // heads)
+        if heads % kv_heads or head_dim % 2:
+            raise ModelError(f"config.json: {heads} heads of {head_dim} over {kv_heads} KV heads; fetch it again.")
         theta, scaling = _rope(config)
         context, notes = _context(config, family)
-        generation = generation or {}
-        result = cls(
+        return cls(
             architecture=next(name for name in config["architectures"] if name in ARCHITECTURES),
             vocab_size=_size(config, "vocab_size"),
             hidden_size=hidden,
             intermediate_size=_size(config, "intermediate_size"),
             layers=_size(config, "num_hidden_layers"),
             heads=heads,
-            kv_heads=_size(config, "num_key_value_heads", default=heads),
-            head_dim=_size(config, "head_dim", default=128 if family == "qwen3" else hidden // heads),
+            kv_heads=kv_heads,
+            head_dim=head_dim,
             norm_eps=float(config.get("rms_norm_eps") or 1e-6),
             rope_theta=theta,
             rope_scaling=scaling,
@@ -143,20 +146,10 @@ class ModelConfig:
             qk_norm=family == "qwen3",
             eos_token_ids=_union(_ids(config.get("eos_token_id")), _ids(generation.get("eos_token_id")), tokenizer_eos),
             bos_token_id=next(iter(_ids(config.get("bos_token_id"))), None),
-            sampling_defaults=_sampling_defaults(generation),
+            sampling_defaults={k: float(generation[k]) for k in SAMPLING_FIELDS if generation.get(k) is not None},
             dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
             notes=notes,
         )
-        result._check_heads()
-        return result
-
-    def _check_heads(self) -> None:
-        if self.heads % self.kv_heads:
-            raise ModelError(
-                f"config.json: {self.heads} heads cannot share {self.kv_heads} KV heads evenly; fetch it again."
-            )
-        if self.head_dim % 2:
-            raise ModelError(f"config.json: head_dim {self.head_dim} is odd, rotary heads need pairs; fetch it again.")
 
     @property
     def kv_spec(self) -> KVSpec:
@@ -217,9 +210,7 @@ def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> in
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, int) or value < 1:
-        raise ModelError(
-            f"config.json has {key} = {value!r}: it must be a positive whole number; fetch the file again."
-        )
+        raise ModelError(f"config.json has {key} = {value!r}, not a positive whole number: fetch the file again.")
     return value
 
 
@@ -249,10 +240,8 @@ def _context(config: Mapping[str, Any], family: str) -> tuple[int, tuple[str, ..
     """Longest sequence in tokens, and a note where a sliding window caps it."""
     longest = _size(config, "max_position_embeddings")
     window = config.get("sliding_window")
-    if family in ("qwen2", "qwen3"):
-        in_use = bool(config.get("use_sliding_window"))
-    else:
-        in_use = family == "mistral"
+    switch = {"mistral": True, "llama": False}
+    in_use = switch.get(family, bool(config.get("use_sliding_window")))
     if not in_use or not window or window >= longest:
         return longest, ()
     note = f"Context capped at {window} tokens, this model's sliding window; within it full attention is the same."
@@ -271,10 +260,6 @@ def _union(*groups: Iterable[int]) -> tuple[int, ...]:
 
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
-
-def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(generation[name]) for name in SAMPLING_FIELDS if generation.get(name) is not None}
 
 
 def _tokenizer_eos(folder: Path) -> list[int]:
@@ -301,29 +286,11 @@ def load_config(folder: Path | str) -> ModelConfig:
 
 
 def tiny_config(family: str = "qwen3", **overrides: Any) -> ModelConfig:
-    """A model small enough for tests: two layers, hidden 64, 4 heads over 2 KV heads of 16, 256 tokens of vocabulary."""
+    """A model small enough for tests: two layers, hidden 64, 4 heads over 2 KV heads of 16, a vocabulary of 256."""
     names = {short: name for name, short in ARCHITECTURES.items()}
     if family not in names:
         raise ModelError(f"There is no family {family!r}: choose one of {', '.join(names)}.")
-    config = ModelConfig(
-        architecture=names[family],
-        vocab_size=256,
-        hidden_size=64,
-        intermediate_size=128,
-        layers=2,
-        heads=4,
-        kv_heads=2,
-        head_dim=16,
-        norm_eps=1e-6,
-        rope_theta=10_000.0,
-        rope_scaling=RopeScaling(),
-        context=2048,
-        tied_embeddings=family == "qwen3",
-        qkv_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
-        eos_token_ids=(),
-        bos_token_id=None,
-        sampling_defaults={},
-        dtype="float32",
-    )
-    return replace(config, **overrides)
+    sizes = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048}
+    raw = {"architectures": [names[family]], "tie_word_embeddings": family == "qwen3", **sizes, **heads}
+    return replace(ModelConfig.from_dict(raw), **overrides)

@@ -28,13 +28,13 @@ def choose_device(name: str = "auto") -> torch.device:
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-def _cpu_has_bf16() -> str:
-    """Name of the CPU's instructions for bfloat16 products, or ""."""
+def _cpu_bf16_unit() -> str | None:
+    """Name of this CPU's instructions for bfloat16 products, or None."""
     for question, name in (("_is_amx_tile_supported", "AMX"), ("_is_avx512_bf16_supported", "AVX512-BF16")):
         # The questions are torch's own but not public: a version that drops one must not stop us.
         if getattr(torch.cpu, question, bool)():
             return name
-    return ""
+    return None
 
 
 def choose_dtype(device: torch.device | str, name: str = "auto") -> tuple[torch.dtype, str]:
@@ -44,7 +44,7 @@ def choose_dtype(device: torch.device | str, name: str = "auto") -> tuple[torch.
             raise ModelError(f"There is no dtype {name!r} here: use auto, {', '.join(DTYPES)}.")
         return DTYPES[name], "asked for"
     if torch.device(device).type == "cpu":
-        unit = _cpu_has_bf16()
+        unit = _cpu_bf16_unit()
         return (torch.bfloat16, f"this CPU has {unit}") if unit else (torch.float32, "this CPU has no bfloat16 units")
     with torch.cuda.device(device):
         if torch.cuda.is_bf16_supported(including_emulation=False):

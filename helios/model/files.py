@@ -1,30 +1,22 @@
 # Generated from notebooks/01_model_files.ipynb by `helios export`; edit the notebook.
-"""From a name to a model folder on this machine: the embedded model, a folder, a GGUF file, or a Hugging Face hub id."""
+"""From a name to a model folder on this machine: the embedded model, a folder, a GGUF file, or a hub id."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from pathlib import Path
 
 import httpx
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
-from helios.model.config import ModelError, load_config
+from helios.model.config import ModelError, load_config, read_json
+from helios.model.convert import convert_gguf
 from helios.model.embedded import build_once, cache_home, fetch_embedded
-from helios.model.gguf import convert_gguf
 from helios.model.weights import weight_files
 
 __all__ = ["EMBEDDED", "INDEX", "SIDE_FILES", "check_folder", "needed_files", "resolve_model"]
-
 INDEX = "model.safetensors.index.json"
 SIDE_FILES = (
     "config.json",
@@ -34,6 +26,23 @@ SIDE_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
+
+
+def needed_files(names: list[str], repo: str) -> list[str]:
+    """Of a repository's file names, those to download: side files, and the weights or their index."""
+    if "tokenizer.json" not in names:
+        raise ModelError(f"{repo} has no tokenizer.json: choose a repository with a fast tokenizer.")
+    needed = [name for name in SIDE_FILES if name in names]
+    for weights in (INDEX, "model.safetensors"):
+        if weights in names:
+            return [*needed, weights]
+    if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
+        raise ModelError(
+            f"{repo} has only pickle files, which can run code when opened: choose one with *.safetensors."
+        )
+    if any(name.endswith(".gguf") for name in names):
+        raise ModelError(f"{repo} has only GGUF files: download the one you want and give its path.")
+    raise ModelError(f"{repo} holds no *.safetensors weights: choose another repository.")
 
 
 def check_folder(folder: Path) -> Path:
@@ -47,6 +56,19 @@ def check_folder(folder: Path) -> Path:
     return folder
 
 
+def _download_repo(repo: str) -> Path:
+    """Fetch what is needed of a hub repository: first what tells whether Helios can use it, then the weights."""
+    names = [file.rfilename for file in HfApi().model_info(repo).siblings or []]
+    if "config.json" not in names:
+        raise ModelError(f"{repo} has no config.json: it is not a language model that Helios can read.")
+    load_config(Path(hf_hub_download(repo, "config.json")).parent)
+    needed = needed_files(names, repo)
+    if INDEX in needed:
+        weight_map = read_json(Path(hf_hub_download(repo, INDEX))).get("weight_map", {})
+        needed += sorted(set(weight_map.values()))
+    return Path(snapshot_download(repo, allow_patterns=needed))
+
+
 def _gguf_folder(path: Path) -> Path:
     """The converted folder of a GGUF file, made on first use and again when the file changes."""
     if not path.is_file():
@@ -56,66 +78,28 @@ def _gguf_folder(path: Path) -> Path:
     return build_once(cache_home() / "models" / f"{path.stem}-{key}", lambda part: convert_gguf(path, part))
 
 
-def needed_files(names: list[str], repo: str) -> list[str]:
-    """Of a repository's file names, those worth downloading when its weights lie in one file or behind an index."""
-    if "tokenizer.json" not in names:
-        raise ModelError(f"{repo} has no tokenizer.json: choose a repository with a fast tokenizer.")
-    needed = [name for name in SIDE_FILES if name in names]
-    if INDEX in names:
-        return [*needed, INDEX]
-    if "model.safetensors" in names:
-        return [*needed, "model.safetensors"]
-    if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
-        raise ModelError(
-            f"{repo} has only pickle files, which can run code when opened: choose one with *.safetensors."
-        )
-    if any(name.endswith(".gguf") for name in names):
-        raise ModelError(f"{repo} has only GGUF files: download the one you want and give its path.")
-    raise ModelError(f"{repo} holds no *.safetensors weights: choose another repository.")
-
-
-def _fetch(repo: str, revision: str, name: str) -> Path:
-    return Path(hf_hub_download(repo, name, revision=revision))
-
-
-def _download(repo: str) -> Path:
-    """Fetch what is needed of a hub repository: first what tells whether Helios can use it, then the weights."""
-    info = HfApi().model_info(repo)
-    revision, names = str(info.sha), [file.rfilename for file in info.siblings or []]
-    if "config.json" not in names:
-        raise ModelError(f"{repo} has no config.json: it is not a language model that Helios can read.")
-    load_config(_fetch(repo, revision, "config.json").parent)
-    needed = needed_files(names, repo)
-    if INDEX in needed:
-        weight_map = json.loads(_fetch(repo, revision, INDEX).read_text(encoding="utf-8"))["weight_map"]
-        needed += sorted(set(weight_map.values()))
-    return Path(snapshot_download(repo, revision=revision, allow_patterns=needed))
-
-
 def _from_hub(repo: str) -> Path:
     """The folder of hub repository `repo`, downloaded unless it lies in the hub's cache. ModelError says why not."""
     try:
-        return check_folder(_download(repo))
+        return check_folder(_download_repo(repo))
     except GatedRepoError:
         advice = "accept its terms on its page, then log in with `hf auth login` or set HF_TOKEN"
         raise ModelError(f"{repo} is gated: {advice}.") from None
     except RepositoryNotFoundError:
         advice = "check the spelling; for a private one log in with `hf auth login` or set HF_TOKEN"
         raise ModelError(f"The hub has no repository {repo}: {advice}.") from None
-    except EntryNotFoundError as error:
-        raise ModelError(f"{repo} lacks a file that it lists ({error}): try again, or choose another.") from None
-    except (OSError, httpx.HTTPError, HfHubHTTPError) as error:
+    except (OSError, httpx.HTTPError, HfHubHTTPError, EntryNotFoundError) as error:
         return _from_hub_cache(repo, error)
 
 
 def _from_hub_cache(repo: str, reason: Exception) -> Path:
     try:
         return check_folder(Path(snapshot_download(repo, local_files_only=True)))
-    except (ModelError, LocalEntryNotFoundError):
+    except (ModelError, OSError, EntryNotFoundError):
         pass
     cause = (str(reason).splitlines() or [type(reason).__name__])[0]
     advice = "Check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or give a local folder; 'smollm2' needs no hub"
-    raise ModelError(f"The hub cannot be reached and {repo} is not whole in its cache ({cause}). {advice}.") from None
+    raise ModelError(f"The hub did not deliver {repo} and it is not whole in its cache ({cause}). {advice}.") from None
 
 
 EMBEDDED = "smollm2"
@@ -134,7 +118,7 @@ def resolve_model(name: str | Path) -> Path:
         return check_folder(_gguf_folder(path))
     if path.is_dir():
         return check_folder(path)
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", str(name)):
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", str(name)):
         return _from_hub(str(name))
     advice = "give 'smollm2', a folder, a .gguf file, or a hub id such as Qwen/Qwen3-0.6B"
     raise ModelError(f"There is no model {str(name)!r}: {advice}.")

@@ -56,14 +56,6 @@ class Place:
     shape: tuple[int, ...]
 
 
-def _fused(config: ModelConfig) -> dict[str, list[tuple[str, int]]]:
-    """For each fused matrix its parts, top to bottom: name in the checkpoint and number of rows."""
-    q_rows, kv_rows = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    qkv = [("self_attn.q_proj", q_rows), ("self_attn.k_proj", kv_rows), ("self_attn.v_proj", kv_rows)]
-    gate_up = [("mlp.gate_proj", config.intermediate_size), ("mlp.up_proj", config.intermediate_size)]
-    return {"qkv": qkv, "gate_up": gate_up}
-
-
 PLAIN_NAMES = {
     "attn_norm": "input_layernorm",
     "q_norm": "self_attn.q_norm",
@@ -79,6 +71,14 @@ OUTER_NAMES = {
 }
 
 
+def _fused(config: ModelConfig) -> dict[str, list[tuple[str, int]]]:
+    """For each fused matrix its parts, top to bottom: name in the checkpoint and number of rows."""
+    q_rows, kv_rows = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    qkv = [("self_attn.q_proj", q_rows), ("self_attn.k_proj", kv_rows), ("self_attn.v_proj", kv_rows)]
+    gate_up = [("mlp.gate_proj", config.intermediate_size), ("mlp.up_proj", config.intermediate_size)]
+    return {"qkv": qkv, "gate_up": gate_up}
+
+
 def placements(config: ModelConfig) -> dict[str, Place]:
     """For every tensor a checkpoint of this model must hold, by its Hugging Face name: where it goes."""
     places: dict[str, Place] = {}
@@ -88,11 +88,59 @@ def placements(config: ModelConfig) -> dict[str, Place]:
             places[OUTER_NAMES[target]] = Place(target, 0, shape)
             continue
         _, layer, part, kind = target.split(".")
-        prefix, start = f"model.layers.{layer}", 0
+        start = 0
         for source, rows in fused.get(part, [(PLAIN_NAMES.get(part, part), shape[0])]):
-            places[f"{prefix}.{source}.{kind}"] = Place(target, start, (rows, *shape[1:]))
+            places[f"model.layers.{layer}.{source}.{kind}"] = Place(target, start, (rows, *shape[1:]))
             start += rows
     return places
+
+
+def random_weights(
+    config: ModelConfig,
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Tensor]:
+    """Weights of the right names and shapes and a sane scale, the same for a seed and kind of device in every dtype."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    weights = {}
+    for name, shape in weight_shapes(config).items():
+        noise = torch.randn(shape, generator=generator, device=device)
+        if name.endswith("norm.weight"):
+            values = 1 + 0.1 * noise
+        elif name.endswith("bias") or name == "embed.weight":
+            values = 0.1 * noise
+        else:
+            values = noise * shape[-1] ** -0.5
+        weights[name] = values.to(dtype)
+    return weights
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up the model in `folder`: those its index names, or the only one."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        return [folder / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
+    if (folder / "model.safetensors").exists():
+        return [folder / "model.safetensors"]
+    found = sorted(folder.glob("*.safetensors"))
+    if not found:
+        pickles = [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]
+        reason = "only pickle files, which can run code when opened" if pickles else "no weights"
+        raise ModelError(f"{folder} holds {reason}: Helios reads *.safetensors; choose a repository that has them.")
+    return found
+
+
+def _contents(files: list[Path]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and stored dtype of every tensor in `files`, from their headers alone."""
+    found: dict[str, tuple[tuple[int, ...], str]] = {}
+    for path in files:
+        with _open(path) as reader:
+            for name in reader.keys():  # noqa: SIM118
+                part = reader.get_slice(name)
+                found[name] = (tuple(part.get_shape()), str(part.get_dtype()))
+    return found
 
 
 def is_lfs_pointer(path: Path) -> bool:
@@ -113,19 +161,13 @@ def _open(path: Path) -> Any:
         raise ModelError(f"{path} is damaged or half downloaded ({error}): delete it and fetch it again.") from None
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that make up the model in `folder`: those its index names, or the only one."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        return [folder / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
-    if (folder / "model.safetensors").exists():
-        return [folder / "model.safetensors"]
-    found = sorted(folder.glob("*.safetensors"))
-    if not found:
-        pickles = [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]
-        reason = "only pickle files, which can run code when opened" if pickles else "no weights"
-        raise ModelError(f"{folder} holds {reason}: Helios reads *.safetensors; choose a repository that has them.")
-    return found
+def _tensors(files: list[Path], wanted: dict[str, Place]) -> Iterator[tuple[str, Tensor]]:
+    """The wanted tensors, one at a time, as views of the mapped file: nothing is read before it is copied."""
+    for path in files:
+        with _open(path) as reader:
+            for name in reader.keys():  # noqa: SIM118
+                if name in wanted:
+                    yield name, reader.get_tensor(name)
 
 
 def _check_contents(places: dict[str, Place], found: dict[str, tuple[tuple[int, ...], str]], tied: bool) -> None:
@@ -144,26 +186,6 @@ def _check_contents(places: dict[str, Place], found: dict[str, tuple[tuple[int, 
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         advice = "config.json and the weights do not belong together or are incomplete: fetch the model again."
         raise ModelError(f"The weights do not fit: {'; '.join(problems[:3])}{more}. {advice}")
-
-
-def _contents(files: list[Path]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and stored dtype of every tensor in `files`, from their headers alone."""
-    found: dict[str, tuple[tuple[int, ...], str]] = {}
-    for path in files:
-        with _open(path) as reader:
-            for name in reader.keys():  # noqa: SIM118 - a safetensors reader is no dict
-                part = reader.get_slice(name)
-                found[name] = (tuple(part.get_shape()), str(part.get_dtype()))
-    return found
-
-
-def _tensors(files: list[Path], wanted: dict[str, Place]) -> Iterator[tuple[str, Tensor]]:
-    """The wanted tensors, one at a time, as views of the mapped file: nothing is read before it is copied."""
-    for path in files:
-        with _open(path) as reader:
-            for name in reader.keys():  # noqa: SIM118
-                if name in wanted:
-                    yield name, reader.get_tensor(name)
 
 
 def load_weights(
@@ -186,26 +208,4 @@ def load_weights(
         rows = weights[place.target][place.start : place.start + place.shape[0]]
         # Moved first and converted there: a GPU converts faster, and 2 bytes cross the bus instead of 4.
         rows.copy_(tensor.to(device))
-    return weights
-
-
-def random_weights(
-    config: ModelConfig,
-    *,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> dict[str, Tensor]:
-    """Weights of the right names and shapes and a sane scale, the same for a seed and kind of device in every dtype."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    weights = {}
-    for name, shape in weight_shapes(config).items():
-        noise = torch.randn(shape, generator=generator, device=device)
-        if name.endswith("norm.weight"):
-            values = 1 + 0.1 * noise
-        elif name.endswith("bias") or name == "embed.weight":
-            values = 0.1 * noise
-        else:
-            values = noise * shape[-1] ** -0.5  # keeps the variance of what passes through
-        weights[name] = values.to(dtype)
     return weights
