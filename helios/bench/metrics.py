@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 __all__ = [
     "RequestRecord",
@@ -107,7 +107,7 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> Self:
         """The spread of `values`; NaNs are left out."""
         return cls(*(percentile(values, q) for q in (0, 50, 95, 100)))
 
@@ -174,7 +174,7 @@ class Summary:
         return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Summary:
+    def from_dict(cls, data: dict[str, Any]) -> Self:
         """The inverse of `to_dict`."""
         return cls(**{name: _rich(value) for name, value in data.items()})
 
