@@ -167,4 +167,6 @@ class SamplingParams:
         for name, ids in named.items():
             for token in ids:
                 if token >= vocab_size:
-                    raise RequestError(f"`{name}`: token id {token} is not below the vocabulary's {vocab_size}.", name)
+                    raise RequestError(
+                        f"token id {token} in `{name}` is not below the vocabulary's {vocab_size}.", name
+                    )
