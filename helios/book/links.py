@@ -66,12 +66,12 @@ def relinked_install(text: str, url: str) -> str:
 
 
 def relinked_page(text: str, url: str) -> str:
-    """README or CONTRIBUTING with links renewed: those between the badge markers, and in the commands."""
+    """README or CONTRIBUTING with links renewed: the line that begins with the marker, and the commands."""
     start = colab_url(url, "00_how_this_book_works.ipynb")
     links = ["[Read the book](chapters/index.md)", "[Notebooks](notebooks)"]
     links += [f"[Start in Colab]({start})"] if start else []
-    block = "<!-- badges -->\n" + " · ".join(links) + "\n<!-- /badges -->"
-    text = re.sub(r"<!-- badges -->.*?<!-- /badges -->", lambda _: block, text, flags=re.DOTALL)
+    line = "<!-- badges --> " + " · ".join(links)
+    text = re.sub(r"(?m)^<!-- badges -->.*$", lambda _: line, text)
     text = re.sub(r"git clone https?://[^\s`]+", lambda _: f"git clone {url}", text)
     return relinked_install(text, url)
 
