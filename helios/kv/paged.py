@@ -15,17 +15,21 @@ import torch
 from torch import Tensor
 
 from helios.kv.grouping import Ints, group_by_length
+from helios.kv.matmul import causal_by_matmul, decode_by_matmul
 from helios.kv.pages import PAGE_SIZE
 from helios.model.attention import attend_causal, attend_decode, causal_mask
 from helios.model.config import KVSpec
 
 __all__ = [
     "DecodeGroup",
+    "GatherPlan",
+    "KERNELS",
+    "Kernel",
     "Layout",
     "PagedKVCache",
     "PrefillSpan",
     "Rows",
-    "SDPAPlan",
+    "Scratch",
     "Span",
     "Upload",
     "VarlenCall",
@@ -105,16 +109,50 @@ class PrefillSpan:
     mask: Tensor | None = None
 
 
-class SDPAPlan:
+class Scratch:
+    """Where pages are gathered to: one block for all layers. Memory taken anew for each would cost a page fault per 4 KiB."""
+
+    def __init__(self) -> None:
+        self._block = torch.empty(0)
+
+    def gather(self, keys: Tensor, values: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows `slots [S]` of `keys` and `values` `[slots, K·D]`, valid until the next call."""
+        count, width = len(slots), keys.shape[1]
+        if self._block.numel() < 2 * count * width:
+            self._block = keys.new_empty(2 * count * width)
+        block = self._block[: 2 * count * width].view(2, count, width)
+        torch.index_select(keys, 0, slots, out=block[0])
+        torch.index_select(values, 0, slots, out=block[1])
+        return block[0], block[1]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What computes attention once the pages are gathered, and whether its prefill wants a mask built."""
+
+    decode: Callable[..., Tensor]
+    causal: Callable[..., Tensor]
+    masked: bool
+
+
+KERNELS = {
+    "sdpa": Kernel(attend_decode, attend_causal, masked=True),
+    "matmul": Kernel(decode_by_matmul, causal_by_matmul, masked=False),
+}
+
+
+class GatherPlan:
     """A pass over gathered pages: decode rows in groups of similar length, prefill spans one by one."""
 
-    def __init__(self, layout: Layout, upload: Upload, dtype: torch.dtype) -> None:
+    def __init__(self, layout: Layout, upload: Upload, dtype: torch.dtype, kernel: Kernel, scratch: Scratch) -> None:
+        self._kernel, self._scratch = kernel, scratch
         decode = np.flatnonzero(layout.query == 1)
         groups = enumerate(group_by_length(layout.context[decode]))
         self.groups = [
             decode_group(layout, decode[rows], length, f"{n}", upload, dtype) for n, (rows, length) in groups
         ]
-        self.prefills = [prefill_span(layout, int(span), upload) for span in np.flatnonzero(layout.query > 1)]
+        prefill = np.flatnonzero(layout.query > 1)
+        self.prefills = [prefill_span(layout, int(span), upload, kernel.masked) for span in prefill]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, pages: Tensor) -> Tensor:
         """Attention `[T, H, D]` of q over one layer's `pages [2, pages, 256, K, D]`; k, v are this pass's own."""
@@ -123,15 +161,14 @@ class SDPAPlan:
         out = torch.empty_like(q)
         for group in self.groups:
             shape = (group.bias.shape[0], -1, heads, dim)
-            past_k = keys.index_select(0, group.slots).view(shape)
-            past_v = values.index_select(0, group.slots).view(shape)
-            out[group.rows] = attend_decode(q[group.rows], past_k, past_v, group.bias)
+            past_k, past_v = self._scratch.gather(keys, values, group.slots)
+            out[group.rows] = self._kernel.decode(q[group.rows], past_k.view(shape), past_v.view(shape), group.bias)
         for span in self.prefills:
             past_k, past_v = k[span.rows], v[span.rows]
             if span.slots is not None:
-                past_k = keys.index_select(0, span.slots).view(-1, heads, dim)
-                past_v = values.index_select(0, span.slots).view(-1, heads, dim)
-            out[span.rows] = attend_causal(q[span.rows], past_k, past_v, span.mask)
+                past_k, past_v = self._scratch.gather(keys, values, span.slots)
+            shape = (-1, heads, dim)
+            out[span.rows] = self._kernel.causal(q[span.rows], past_k.reshape(shape), past_v.reshape(shape), span.mask)
         return out
 
 
@@ -148,14 +185,14 @@ def decode_group(
     return DecodeGroup(place(layout.starts[spans], "rows" + name, upload), slots, bias[:, None, None])
 
 
-def prefill_span(layout: Layout, span: int, upload: Upload) -> PrefillSpan:
+def prefill_span(layout: Layout, span: int, upload: Upload, masked: bool) -> PrefillSpan:
     """The span's rows; a span without a past needs no more, this pass's own keys and values are all it sees."""
     start, query, context = (int(part[span]) for part in (layout.starts, layout.query, layout.context))
     rows = slice(start, start + query)
     if context == query:
         return PrefillSpan(rows)
     slots = upload(f"past{span}", layout.slots(np.array(span), np.arange(context)))
-    return PrefillSpan(rows, slots, causal_mask(query, context, slots.device))
+    return PrefillSpan(rows, slots, causal_mask(query, context, slots.device) if masked else None)
 
 
 @dataclass(frozen=True)
@@ -215,9 +252,9 @@ def takes_splits(varlen: Callable[..., Any]) -> bool:
 class PagedKVCache:
     """Keys and values of many sequences in one pool of pages: `store [layers, 2, pages, 256, K, D]`.
 
-    Call `plan(spans)` once per pass, then `attend` once per layer. `attention` is "sdpa" (gathers pages, runs
-    everywhere) or "varlen" (torch's FlashAttention reads pages in place; CUDA, compute capability 8.0 or newer). Tests
-    pass a function of their own as `varlen`.
+    Call `plan(spans)` once per pass, then `attend` once per layer. `attention` is one of `choose_paged_attention`:
+    "sdpa" and "matmul" gather pages and run everywhere; "varlen" lets torch's FlashAttention read them in place (CUDA,
+    compute capability 8.0 or newer). Tests pass a function of their own as `varlen`.
     """
 
     def __init__(
@@ -233,8 +270,8 @@ class PagedKVCache:
     ) -> None:
         if query_heads % spec.heads:
             raise ValueError(f"{query_heads} query heads cannot share {spec.heads} KV heads: heads must be a multiple")
-        if attention not in ("sdpa", "varlen"):
-            raise ValueError(f"attention={attention!r} is unknown: use 'sdpa' or 'varlen'")
+        if attention not in (*KERNELS, "varlen"):
+            raise ValueError(f"attention={attention!r} is unknown: use {', '.join(KERNELS)} or varlen")
         # Zeros, not empty memory: a NaN in a masked place still reaches the sum, because 0 · NaN is NaN.
         shape = (spec.layers, 2, num_pages, PAGE_SIZE, spec.heads, spec.head_dim)
         self.store = torch.zeros(shape, device=device, dtype=dtype)
@@ -245,8 +282,9 @@ class PagedKVCache:
         if attention == "varlen" and varlen is None:
             self._varlen = import_module("torch.nn.attention.varlen").varlen_attn
         self._buffers: dict[str, Tensor] = {}
+        self._scratch = Scratch()
         self._new_slots: Tensor | None = None
-        self._plan: SDPAPlan | VarlenPlan | None = None
+        self._plan: GatherPlan | VarlenPlan | None = None
 
     @property
     def nbytes(self) -> int:
@@ -258,7 +296,7 @@ class PagedKVCache:
         layout = Layout(spans)
         self._new_slots = self._upload("new", layout.new_slots())
         if self._varlen is None:
-            self._plan = SDPAPlan(layout, self._upload, self.store.dtype)
+            self._plan = GatherPlan(layout, self._upload, self.store.dtype, KERNELS[self.attention], self._scratch)
         else:
             self._plan = VarlenPlan(layout, self._upload, self._varlen)
 
