@@ -140,6 +140,17 @@ async def _post(
     return pieces, None
 
 
+async def _first_model(client: httpx.AsyncClient, base: str) -> str:
+    try:
+        response = await client.get(f"{base}/models")
+        return str(response.raise_for_status().json()["data"][0]["id"])
+    except (httpx.HTTPError, KeyError, IndexError, ValueError) as problem:
+        raise BenchmarkError(
+            f"no model list from {base}/models ({type(problem).__name__}): "
+            "start the server and wait until it is ready, or name the model"
+        ) from problem
+
+
 def _body(work: Work, model: str, token_ids: bool) -> bytes:
     body: dict[str, Any] = {"model": model, "prompt": work.prompt_ids, "max_tokens": work.max_tokens}
     body |= {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
@@ -161,17 +172,6 @@ async def _run_url(
         arrivals = chunks_of(read_events(pieces)) + ([(0.0, Chunk(0, error=error))] if error else [])
         records.append(record_of(work, start + work.arrival_s, arrivals))
     return records
-
-
-async def _first_model(client: httpx.AsyncClient, base: str) -> str:
-    try:
-        response = await client.get(f"{base}/models")
-        return str(response.raise_for_status().json()["data"][0]["id"])
-    except (httpx.HTTPError, KeyError, IndexError, ValueError) as problem:
-        raise BenchmarkError(
-            f"no model list from {base}/models ({type(problem).__name__}): "
-            "start the server and wait until it is ready, or name the model"
-        ) from problem
 
 
 def run_url(

@@ -53,16 +53,6 @@ def machine_facts(device: str | torch.device = "cpu") -> dict[str, Any]:
     return facts | {"python": platform.python_version(), "torch": torch.__version__}
 
 
-def commit_name(folder: Path) -> str | None:
-    """The short name of the checked-out commit, or None where git cannot tell."""
-    command = ["git", "rev-parse", "--short=10", "HEAD"]
-    try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
 ROW_ORDER = (
     "naive recompute",
     "KV cache",
@@ -74,6 +64,16 @@ ROW_ORDER = (
     "server",
 )
 Row = dict[str, Any]
+
+
+def commit_name(folder: Path) -> str | None:
+    """The short name of the checked-out commit, or None where git cannot tell."""
+    command = ["git", "rev-parse", "--short=10", "HEAD"]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
 
 
 def ledger_path() -> Path | None:
