@@ -80,6 +80,43 @@ class Marked(str):
         return Marked(str.join(new, self.split(old, count)))
 
 
+def mark(text: str, keep: re.Pattern[str] | None = None) -> Marked:
+    """A client's text, marked; stretches that match `keep` are left as if the template had written them.
+
+    Lone surrogates, which are not text, become U+FFFD first: nobody can forge a mark.
+    """
+    text = LONE_SURROGATES.sub("\ufffd", text)
+    if keep is None:
+        return Marked(text.translate(MARK))
+    parts, cursor = [], 0
+    for match in keep.finditer(text):
+        parts += [text[cursor : match.start()].translate(MARK), match.group()]
+        cursor = match.end()
+    return Marked("".join(parts) + text[cursor:].translate(MARK))
+
+
+def mark_all(value: Any, keep: re.Pattern[str] | None = None) -> Any:
+    """`value` with every string in it marked, keys too; numbers, None and booleans as they are."""
+    if isinstance(value, str):
+        return mark(value, keep)
+    if isinstance(value, Mapping):
+        return {mark_all(key, keep): mark_all(item, keep) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [mark_all(item, keep) for item in value]
+    return value
+
+
+def unmark_all(value: Any) -> Any:
+    """`mark_all` undone."""
+    if isinstance(value, str):
+        return unmark(value)
+    if isinstance(value, Mapping):
+        return {unmark_all(key): unmark_all(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [unmark_all(item) for item in value]
+    return value
+
+
 def _asks(name: str) -> Callable[..., Any]:
     """A method that answers a question (find, startswith, isdigit …): ask the plain text."""
 
@@ -157,40 +194,3 @@ for _method in ("lower", "upper", "title", "capitalize", "swapcase", "casefold")
 for _method in ("split", "rsplit", "partition", "rpartition"):
     setattr(Marked, _method, _splits(_method))
 setattr(Marked, "splitlines", _splitlines)  # noqa: B010  # one way to attach them all
-
-
-def mark(text: str, keep: re.Pattern[str] | None = None) -> Marked:
-    """A client's text, marked; stretches that match `keep` are left as if the template had written them.
-
-    Lone surrogates, which are not text, become U+FFFD first: nobody can forge a mark.
-    """
-    text = LONE_SURROGATES.sub("\ufffd", text)
-    if keep is None:
-        return Marked(text.translate(MARK))
-    parts, cursor = [], 0
-    for match in keep.finditer(text):
-        parts += [text[cursor : match.start()].translate(MARK), match.group()]
-        cursor = match.end()
-    return Marked("".join(parts) + text[cursor:].translate(MARK))
-
-
-def mark_all(value: Any, keep: re.Pattern[str] | None = None) -> Any:
-    """`value` with every string in it marked, keys too; numbers, None and booleans as they are."""
-    if isinstance(value, str):
-        return mark(value, keep)
-    if isinstance(value, Mapping):
-        return {mark_all(key, keep): mark_all(item, keep) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [mark_all(item, keep) for item in value]
-    return value
-
-
-def unmark_all(value: Any) -> Any:
-    """`mark_all` undone."""
-    if isinstance(value, str):
-        return unmark(value)
-    if isinstance(value, Mapping):
-        return {unmark_all(key): unmark_all(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [unmark_all(item) for item in value]
-    return value

@@ -29,6 +29,7 @@ __all__ = [
     "kinds",
     "looks_like_markup",
     "read_templates",
+    "spell",
     "token_content",
     "vocabulary_family",
 ]
@@ -61,6 +62,17 @@ def vocabulary_family(spec: Mapping[str, Any]) -> str:
     return "plain"
 
 
+def spell(piece: str, family: str, alphabet: Mapping[str, int]) -> bytes:
+    """The bytes that an ordinary token of the vocabulary stands for, perhaps half a character."""
+    if family == "bytes" and all(character in alphabet for character in piece):
+        return bytes(alphabet[character] for character in piece)
+    if family == "sentencepiece":
+        if re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", piece):
+            return bytes([int(piece[3:5], 16)])
+        return piece.replace("▁", " ").encode()
+    return piece.encode()
+
+
 def alternatives(texts: Iterable[str]) -> re.Pattern[str] | None:
     """A pattern that finds the leftmost longest of `texts`; None when there are none."""
     ordered = sorted({text for text in texts if text}, key=len, reverse=True)
@@ -70,6 +82,30 @@ def alternatives(texts: Iterable[str]) -> re.Pattern[str] | None:
 def looks_like_markup(text: str) -> bool:
     """Whether an added token that is not flagged special still carries structure: <think>, [INST], <|tool|>."""
     return len(text) > 2 and text[0] in "<[" and text[-1] in ">]"
+
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+def token_content(entry: Any) -> str | None:
+    """A special token's text in tokenizer_config.json, where it is a string or an object with `content`."""
+    text = entry.get("content") if isinstance(entry, Mapping) else entry
+    return text if isinstance(text, str) else None
+
+
+def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name: chat_template.jinja wins over tokenizer_config.json, which may hold one or several."""
+    inline = settings.get("chat_template")
+    found = {"default": inline} if isinstance(inline, str) else {}
+    if isinstance(inline, list):
+        found = {str(entry["name"]): str(entry["template"]) for entry in inline}
+    if (folder / "chat_template.json").is_file():
+        found["default"] = str(read_json(folder / "chat_template.json").get("chat_template", ""))
+    if (folder / "chat_template.jinja").is_file():
+        found["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        found[path.stem] = path.read_text(encoding="utf-8")
+    return found
 
 
 class Tokenizer:
@@ -202,13 +238,7 @@ class Tokenizer:
         piece = self._raw.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
         if piece is None:
             return b""
-        if self._family == "bytes" and all(character in self._alphabet for character in piece):
-            return bytes(self._alphabet[character] for character in piece)
-        if self._family == "sentencepiece":
-            if re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", piece):
-                return bytes([int(piece[3:5], 16)])
-            return piece.replace("▁", " ").encode()
-        return piece.encode()
+        return spell(piece, self._family, self._alphabet)
 
     def token_text(self, token_id: int) -> str:
         """The token for display: U+FFFD where it holds part of a character."""
@@ -262,27 +292,3 @@ class Tokenizer:
         options = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
         marked = self._render(messages, {**template_kwargs, **options, "tools": tools})
         return self._encode_pieces(marked, self._control_pattern)
-
-
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-
-
-def token_content(entry: Any) -> str | None:
-    """A special token's text in tokenizer_config.json, where it is a string or an object with `content`."""
-    text = entry.get("content") if isinstance(entry, Mapping) else entry
-    return text if isinstance(text, str) else None
-
-
-def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name: chat_template.jinja wins over tokenizer_config.json, which may hold one or several."""
-    inline = settings.get("chat_template")
-    found = {"default": inline} if isinstance(inline, str) else {}
-    if isinstance(inline, list):
-        found = {str(entry["name"]): str(entry["template"]) for entry in inline}
-    if (folder / "chat_template.json").is_file():
-        found["default"] = str(read_json(folder / "chat_template.json").get("chat_template", ""))
-    if (folder / "chat_template.jinja").is_file():
-        found["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = path.read_text(encoding="utf-8")
-    return found
