@@ -98,7 +98,7 @@ def save_tiny_model(family: str, folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> TinyFolder:
-    """`tiny_folder(family)` is the folder of a tiny random model; each family (see FAMILIES) is built once a session."""
+    """`tiny_folder(family)` is the folder of a tiny random model; each family (see FAMILIES) is built once."""
     folders: dict[str, Path] = {}
 
     def build(family: str = "qwen3") -> Path:

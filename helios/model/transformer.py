@@ -1,16 +1,42 @@
+# Generated from notebooks/03_transformer.ipynb by `helios export`; edit the notebook.
+"""The transformer, by hand.
+
+Token ids and positions in, logits out: one decoder-only transformer, written small enough to read
+in one sitting and switched by the config between Qwen3, Qwen2, Llama and Mistral. It knows nothing
+of caches: every layer hands its queries, keys and values to whatever cache it was given, in one
+call.
+"""
+
 from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from helios.model.config import ModelConfig, ModelError, RopeScaling, load_config
-from helios.model.linear import Linear
+from helios.model.linear import Linear, can_pack
 from helios.model.weights import load_weights
+
+__all__ = [
+    "KVCache",
+    "Layer",
+    "NoCache",
+    "RMSNorm",
+    "Transformer",
+    "UnitNorm",
+    "fold_norm",
+    "load_transformer",
+    "naive_attention",
+    "rope_frequencies",
+    "rope_table",
+    "rotate",
+]
+
 
 class RMSNorm(nn.Module):
     """Divide each vector by its root mean square (statistics in fp32), then scale each component."""
@@ -24,11 +50,12 @@ class RMSNorm(nn.Module):
         """`x [..., size]`, same shape and dtype out."""
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
+
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling) -> Tensor:
     """Radians per position of each pair of components, `[D/2]` float32 (RoFormer, arXiv:2104.09864).
 
-    `linear` divides all of them (positions interpolated); `llama3` divides only those whose wavelength exceeds the
-    context the model was first trained on, with a smooth passage between.
+    `linear` divides all of them (positions interpolated); `llama3` divides only those that turn less than
+    `high_freq_factor` times within the context first trained on, with a smooth passage between.
     """
     pairs = torch.arange(0, head_dim, 2, dtype=torch.float32)
     frequencies = 1.0 / theta ** (pairs / head_dim)
@@ -40,6 +67,7 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling) -> Tenso
         keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
         return frequencies * (keep + (1 - keep) / scaling.factor)
     return frequencies
+
 
 def rope_table(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosines `[context, D]` and sines `[context, D/2]` of every position: computed in fp32, stored in `dtype`."""
@@ -57,10 +85,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     out[..., half:].addcmul_(x[..., :half], sin)
     return out
 
+
 def naive_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention by the formula: `q [T, H, D]`, `k`, `v [S, K, D]` to `[T, H, D]`, with S ≥ T.
 
-    The T queries are the *last* T of the S positions: query i sees the keys up to S − T + i.
+    The T queries are the *last* T of the S positions: query i sees the keys up to S − T + i. Softmax in fp32.
     """
     tokens, heads, dim = q.shape
     group = heads // k.shape[1]
@@ -70,11 +99,12 @@ def naive_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
     return torch.einsum("hts,shd->thd", weights, v.float()).to(q.dtype)
 
+
 class KVCache(Protocol):
     """What a layer asks of a cache."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store `k`, `v [T, K, D]` of this pass; return attention `[T, H, D]` of `q [T, H, D]` over all each may see."""
+        """Store `k`, `v [T, K, D]` of this pass; return attention `[T, H, D]` of `q [T, H, D]` over all seen."""
 
 
 class NoCache:
@@ -84,8 +114,12 @@ class NoCache:
         """Causal attention over this pass's tokens only."""
         return naive_attention(q, k, v)
 
+
 class Layer(nn.Module):
     """One block: attention and a gated MLP, each reading a normed copy of the residual stream and adding to it."""
+
+    attn_norm: nn.Module
+    mlp_norm: nn.Module
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
@@ -100,7 +134,6 @@ class Layer(nn.Module):
         self.gate_up = Linear(width, 2 * config.intermediate_size)
         self.down = Linear(config.intermediate_size, width)
 
-class Layer(Layer):
     def attention(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KVCache) -> Tensor:
         """`x [T, E]` (normed) to the attention's contribution `[T, E]`."""
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
@@ -118,16 +151,19 @@ class Layer(Layer):
         out: Tensor = self.down(F.silu(gate).mul_(up))
         return out
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KVCache) -> Tensor:
-        """Add both contributions to the residual stream `x [T, E]`, in place."""
-        dtype = cos.dtype
-        x += self.attention(self.attn_norm(x).to(dtype), cos, sin, cache)
-        x += self.mlp(self.mlp_norm(x).to(dtype))
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KVCache, rows: Tensor | None = None) -> Tensor:
+        """Add both contributions to the residual stream `x [T, E]`, in place; with `rows [R]` only those go on."""
+        x += self.attention(self.attn_norm(x).to(cos.dtype), cos, sin, cache)
+        if rows is not None:
+            x = x[rows]
+        x += self.mlp(self.mlp_norm(x).to(cos.dtype))
         return x
+
 
 class Transformer(nn.Module):
     """A decoder-only transformer over packed tokens. Built empty (device "meta"); `from_weights` fills it."""
 
+    norm: nn.Module
     cos: Tensor
     sin: Tensor
 
@@ -139,7 +175,8 @@ class Transformer(nn.Module):
             self.layers = nn.ModuleList(Layer(config, i) for i in range(config.layers))
             self.norm = RMSNorm(config.hidden_size, config.norm_eps)
             self.head = None if config.tied_embeddings else Linear(config.hidden_size, config.vocab_size)
-        self.requires_grad_(False)
+            self.register_buffer("cos", torch.empty(0), persistent=False)
+            self.register_buffer("sin", torch.empty(0), persistent=False)
 
     @property
     def device(self) -> torch.device:
@@ -151,63 +188,94 @@ class Transformer(nn.Module):
         """The dtype of the weights, and of what a cache will be given."""
         return self.embed.weight.dtype
 
-class Transformer(Transformer):
+    @property
+    def blocks(self) -> list[Layer]:
+        """The layers, with their type."""
+        return cast("list[Layer]", list(self.layers))
+
     @classmethod
-    def from_weights(cls, config: ModelConfig, weights: Mapping[str, Tensor]) -> "Transformer":
+    def from_weights(cls, config: ModelConfig, weights: Mapping[str, Tensor]) -> Transformer:
         """Adopt `weights` (names as `helios.model.weights` gives them) without a copy; `ModelError` if one is amiss."""
         model = cls(config)
         try:
             model.load_state_dict(weights, strict=True, assign=True)
         except RuntimeError as error:
-            raise ModelError(f"the weights do not fit {config.architecture}: {error}. Is the folder complete?") from error
+            reason = " ".join(str(error).split())
+            raise ModelError(
+                f"The weights do not fit {config.architecture}: {reason} Fetch the model again."
+            ) from error
         model.requires_grad_(False)
         if model.dtype == torch.float16:
-            for norm in model.residual_norms():
+            for norm in [model.norm, *(n for block in model.blocks for n in (block.attn_norm, block.mlp_norm))]:
                 norm.float()
         model.cos, model.sin = rope_table(config, model.device, model.dtype)
         return model.eval()
 
-    def residual_norms(self) -> list[RMSNorm]:
-        """The norms that read the residual stream, which stays fp32 where the weights are fp16."""
-        pairs = [(layer.attn_norm, layer.mlp_norm) for layer in self.layers]
-        return [norm for pair in pairs for norm in pair] + [self.norm]
+    def hidden(self, token_ids: Tensor, positions: Tensor, cache: KVCache, rows: Tensor | None = None) -> Tensor:
+        """The residual stream after the last layer, `[T, E]` (of `rows [R]` only: `[R, E]`), before the final norm.
 
-class Transformer(Transformer):
-    def hidden(self, token_ids: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
-        """The residual stream `[T, E]` after the last layer, for `token_ids`, `positions` `[T]` int64."""
+        `token_ids`, `positions`: `[T]` int64. In fp16 the stream is fp32.
+        """
         x = self.embed(token_ids)
         if self.dtype == torch.float16:
             x = x.float()
         cos, sin = self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
-        for layer in self.layers:
-            x = layer(x, cos, sin, cache)
-        return x
+        last = self.config.layers - 1
+        for i, layer in enumerate(self.layers):
+            x = layer(x, cos, sin, cache, rows if i == last else None)
+        return cast("Tensor", x)
 
     def forward(self, token_ids: Tensor, positions: Tensor, cache: KVCache, rows: Tensor | None = None) -> Tensor:
         """Logits `[R, V]` float32 of the tokens that `rows [R]` points at (all T if None).
 
         Raises `IndexError` for a position beyond `config.context`. Call it under `torch.inference_mode()`.
         """
-        x = self.hidden(token_ids, positions, cache)
-        x = self.norm(x if rows is None else x[rows]).to(self.dtype)
-        if self.head is None:
-            return F.linear(x, self.embed.weight).float()
-        logits: Tensor = self.head(x)
-        return logits.float()
+        x = self.norm(self.hidden(token_ids, positions, cache, rows)).to(self.dtype)
+        logits = F.linear(x, self.embed.weight) if self.head is None else self.head(x)
+        return cast("Tensor", logits.float())
 
-class Transformer(Transformer):
-    def pack(self) -> "Transformer":
-        """Re-lay every linear's weight for oneDNN, where that helps (CPU); returns self. Weights are not kept twice."""
+    def pack(self) -> Transformer:
+        """On a CPU: fold the norms and re-lay every linear's weight for oneDNN; elsewhere nothing. Returns self.
+
+        Plain weights are dropped as their packed form is made; only a tied embedding is kept beside its packed head.
+        Packed models have no state dict to speak of and cannot be moved.
+        """
+        if not can_pack(self.device, self.dtype) or isinstance(self.norm, UnitNorm):
+            return self
         if self.head is None:
             with torch.device("meta"):
                 self.head = Linear(self.config.hidden_size, self.config.vocab_size)
-            self.head.pack(self.embed.weight)
-            if self.head.packed is None:
-                self.head = None
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.pack()
+            self.head.weight = nn.Parameter(self.embed.weight, requires_grad=False)
+        for block in self.blocks:
+            block.attn_norm = fold_norm(cast("RMSNorm", block.attn_norm), block.qkv)
+            block.mlp_norm = fold_norm(cast("RMSNorm", block.mlp_norm), block.gate_up)
+            for linear in (block.qkv, block.o, block.gate_up, block.down):
+                linear.pack()
+        self.norm = fold_norm(cast("RMSNorm", self.norm), self.head)
+        self.head.pack()
         return self
+
+
+class UnitNorm(nn.Module):
+    """An RMSNorm whose weight and √size were folded into the linear after it: what is left divides by the length."""
+
+    def __init__(self, norm: RMSNorm) -> None:
+        super().__init__()
+        softening = math.sqrt(norm.weight.numel() * norm.eps)
+        self.softening = torch.tensor(softening, dtype=norm.weight.dtype, device=norm.weight.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x [..., size]` over its length; squares are summed in fp32, the sum's root is rounded to x's dtype."""
+        return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.softening)
+
+
+def fold_norm(norm: RMSNorm, linear: Linear) -> UnitNorm:
+    """Move the scale of `norm` into the columns of `linear`, which reads its output; returns the rest of the norm."""
+    assert linear.weight is not None
+    scale = norm.weight.float() * math.sqrt(norm.weight.numel())
+    folded = torch.mul(linear.weight, scale, out=torch.empty_like(linear.weight))
+    linear.weight = nn.Parameter(folded, requires_grad=False)
+    return UnitNorm(norm)
 
 
 def load_transformer(folder: Path, *, device: torch.device | str, dtype: torch.dtype) -> Transformer:

@@ -11,7 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from helios.model.config import ModelError, load_config
+from helios.model.linear import can_pack
 from helios.model.transformer import NoCache, Transformer, load_transformer
+from helios.model.weights import load_weights, random_weights
 
 FAMILIES = ["qwen3", "qwen2", "llama", "llama-tied", "llama-rope3", "llama-linear", "mistral"]
 TinyFolder = Callable[[str], Path]
@@ -85,15 +88,14 @@ def test_fp16_keeps_the_residual_stream_in_fp32(tiny_folder: TinyFolder) -> None
     with torch.inference_mode():
         hidden = model.hidden(torch.arange(5), torch.arange(5), NoCache())
     assert hidden.dtype == torch.float32
-    assert all(norm.weight.dtype == torch.float32 for norm in model.residual_norms())
+    assert model.norm.weight.dtype == model.blocks[0].attn_norm.weight.dtype == torch.float32
+    assert model.blocks[0].qkv.weight.dtype == torch.float16
 
 
+@pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.bfloat16), reason="oneDNN has no bfloat16 on this CPU")
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama-tied"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_packed_weights_compute_what_plain_ones_do(tiny_folder: TinyFolder, family: str, dtype: torch.dtype) -> None:
-    from helios.model.config import load_config
-    from helios.model.weights import load_weights
-
     folder = tiny_folder(family)
     config = load_config(folder)
     plain = Transformer.from_weights(config, load_weights(folder, config, dtype=dtype))
@@ -103,3 +105,24 @@ def test_packed_weights_compute_what_plain_ones_do(tiny_folder: TinyFolder, fami
         expected = logits(plain, ids)
         scale = float(expected.abs().max())
         assert (logits(packed, ids) - expected).abs().max() < scale * (1e-5 if dtype == torch.float32 else 0.05)
+        assert packed.pack() is packed, "packing twice must change nothing"
+
+
+def test_packing_drops_the_plain_weights(tiny_folder: TinyFolder) -> None:
+    model = load_transformer(tiny_folder("qwen2"), device="cpu", dtype=torch.float32)
+    assert all(linear.weight is None for linear in (model.blocks[0].qkv, model.blocks[0].down, model.head))
+    assert model.embed.weight.shape == (model.config.vocab_size, model.config.hidden_size)
+
+
+def test_wrong_weights_are_refused_in_a_sentence(tiny_folder: TinyFolder) -> None:
+    config = load_config(tiny_folder("qwen3"))
+    weights = random_weights(config)
+    del weights["layers.0.o.weight"]
+    with pytest.raises(ModelError, match=r"layers\.0\.o\.weight.*Fetch"):
+        Transformer.from_weights(config, weights)
+
+
+def test_a_position_beyond_the_context_is_an_error(tiny_folder: TinyFolder) -> None:
+    model = ours(tiny_folder("llama"))
+    with torch.inference_mode(), pytest.raises(IndexError):
+        model(torch.tensor([1]), torch.tensor([model.config.context]), NoCache())
