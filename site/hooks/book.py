@@ -34,7 +34,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {"Home": "index.md"},
         {"Read": chapters},
         {"Build": [f"notebooks/{path.stem}.md" for path in notebooks_of(config)]},
-        {"Reference": ["api/index.md", *(f"api/{name}.md" for name in reference_pages(root_of(config)) if name != "index")]},
+        {
+            "Reference": [
+                "api/index.md",
+                *(f"api/{name}.md" for name in reference_pages(root_of(config)) if name != "index"),
+            ]
+        },
     ]
     return config
 
@@ -87,3 +92,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def on_page_content(html: str, page: Page, **_: Any) -> str:
     page.meta["maths"] = MATHS in html
     return html
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """Keep pages small: no blank runs outside `<pre>`, and no token spans in notebooks, which colours.js adds again."""
+    parts = re.split(r"(<pre.*?</pre>)", output, flags=re.DOTALL)
+    for place in range(0, len(parts), 2):
+        parts[place] = re.sub(r"\s*\n\s*", "\n", parts[place])
+    if page.file.src_uri.startswith("notebooks/"):
+        for place in range(1, len(parts), 2):
+            parts[place] = re.sub(r"</?span[^>]*>", "", parts[place])
+    return "".join(parts)

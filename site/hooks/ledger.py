@@ -5,7 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-NOT_MEASURED = '\n!!! note "Not measured yet"\n    The ledger has no row “{row}”: running that chapter\'s notebook records it.\n'
+NOT_MEASURED = """
+!!! note "Not measured yet"
+    The ledger has no {row} yet; running the notebook with HELIOS_RECORD=1 records it.
+"""
 COLUMNS = ("", "output tokens/s", "", "× row above", "first token, median", "between tokens, median")
 
 
@@ -14,7 +17,7 @@ def drawn_ledger(path: Path, row: str) -> str:
     rows = json.loads(path.read_text("utf-8"))["rows"] if path.is_file() else []
     names = [entry["name"] for entry in rows]
     if row != "all" and row not in names or not rows:
-        return NOT_MEASURED.format(row=row)
+        return NOT_MEASURED.format(row="rows" if row == "all" else f"row “{html.escape(row)}”")
     return table(rows if row == "all" else rows[: names.index(row) + 1])
 
 
@@ -30,7 +33,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells += [f"<td>{milliseconds(summary, key)}</td>" for key in ("ttft_s", "itl_s")]
         body += f"<tr>{''.join(cells)}</tr>"
         before = speed
-    return f'\n<div class="ledger"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\n\n{note(rows)}\n'
+    drawn = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'\n<div class="ledger">{drawn}</div>\n\n{note(rows)}\n'
 
 
 def speed_of(entry: dict[str, Any]) -> float:

@@ -66,7 +66,7 @@ def shown_code(cell: Any) -> str:
     anchors = "".join(f'<div id="{name}"></div>\n' for name in cell.metadata.get("names", []))
     module = cell.metadata.get("module")
     title = f' title="{module}"' if module else ""
-    return f"\n{anchors}\n{fenced(source, f'{{ .python{title} }}')}\n"
+    return f"\n{anchors}\n{fenced(source, f'{{ .python .cell{title} }}')}\n"
 
 
 def shown_text(text: str) -> str:

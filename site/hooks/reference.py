@@ -60,7 +60,9 @@ def module_page(module: Module, tree: ast.Module, notebook: Path) -> str:
 
 
 def symbol(node: Definition, module: str, notebook: Path) -> list[str]:
-    there = f"../notebooks/{notebook.stem}.md#{module.replace('helios', 'helios.__init__', module == 'helios')}.{node.name}"
+    there = (
+        f"../notebooks/{notebook.stem}.md#{module.replace('helios', 'helios.__init__', module == 'helios')}.{node.name}"
+    )
     heading = f"## `{node.name}` {{ #{node.name} }}"
     where = f"[where chapter {notebook.stem[:2]} builds it]({there})\n{{ .links }}"
     return [heading, where, signature(node), plain(ast.get_docstring(node) or "")]

@@ -1,0 +1,67 @@
+"""The built site: strict, small, complete in its links, and asking no other host for anything."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helios.book.links import chapter_page
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+LOADED = re.compile(
+    r"<(?:script|img|iframe|source|video|audio|object|embed|link)\b[^>]*(?:src|href|data)=\"(?:https?:)?//"
+)
+
+pytestmark = pytest.mark.slow
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+def page(site: Path, path: Path) -> str:
+    return (site / "notebooks" / f"{path.stem}.html").read_text("utf-8")
+
+
+def test_nothing_is_loaded_from_another_host(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        found = LOADED.search(path.read_text("utf-8"))
+        assert not found, f"{path.relative_to(site)}: {found.group(0)}"
+    for path in site.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", path.read_text("utf-8")), path.name
+
+
+@each_notebook
+def test_a_notebook_page_is_small_and_linked(site: Path, path: Path) -> None:
+    text = page(site, path)
+    assert len(text.encode()) < 100_000
+    for link in (f"blob/main/notebooks/{path.name}", "colab.research.google.com/github/", chapter_page(path.name)[:-3]):
+        assert re.search(rf'href="[^"]*{re.escape(link)}', text), link
+    assert "<!-- badges" not in text and "data:image/png" not in text and "#| export" not in text.split("<pre", 1)[0]
+
+
+@each_notebook
+def test_a_chapter_links_to_its_notebook(site: Path, path: Path) -> None:
+    text = (site / chapter_page(path.name).replace(".md", ".html")).read_text("utf-8")
+    assert f'href="notebooks/{path.stem}.html"' in text
+    assert "<!-- ledger" not in text
+
+
+def test_every_public_symbol_of_the_reference_leads_to_its_cell(site: Path) -> None:
+    text = (site / "api" / "book.links.html").read_text("utf-8")
+    anchor = "helios.book.links.project_url"
+    assert f"00_how_this_book_works.html#{anchor}" in text
+    assert f'id="{anchor}"' in page(site, NOTEBOOKS[0])
+
+
+def test_search_works_without_another_host(site: Path) -> None:
+    assert (site / "search" / "search_index.json").stat().st_size > 10_000
