@@ -113,7 +113,7 @@ def unmark_all(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {unmark_all(key): unmark_all(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [unmark_all(item) for item in value]
+        return type(value)(unmark_all(item) for item in value)
     return value
 
 
@@ -121,10 +121,7 @@ def _asks(name: str) -> Callable[..., Any]:
     """A method that answers a question (find, startswith, isdigit …): ask the plain text."""
 
     def method(self: Marked, *args: Any) -> Any:
-        plain = [
-            tuple(map(unmark, a)) if isinstance(a, tuple) else unmark(a) if isinstance(a, str) else a for a in args
-        ]
-        return getattr(unmark(self), name)(*plain)
+        return getattr(unmark(self), name)(*map(unmark_all, args))
 
     return method
 

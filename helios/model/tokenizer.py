@@ -48,8 +48,7 @@ def kinds(part: Any) -> set[str]:
         return set().union(*map(kinds, part))
     if not isinstance(part, Mapping):
         return set()
-    own = {part["type"]} if isinstance(part.get("type"), str) else set()
-    return own.union(*map(kinds, part.values()))
+    return {str(part.get("type"))}.union(*map(kinds, part.values()))
 
 
 def vocabulary_family(spec: Mapping[str, Any]) -> str:
@@ -57,9 +56,8 @@ def vocabulary_family(spec: Mapping[str, Any]) -> str:
     found = kinds(spec.get("decoder")) | kinds(spec.get("pre_tokenizer"))
     if "ByteLevel" in found:
         return "bytes"
-    if found & {"ByteFallback", "Metaspace"} or (spec.get("model") or {}).get("byte_fallback"):
-        return "sentencepiece"
-    return "plain"
+    pieces = found & {"ByteFallback", "Metaspace"} or (spec.get("model") or {}).get("byte_fallback")
+    return "sentencepiece" if pieces else "plain"
 
 
 def spell(piece: str, family: str, alphabet: Mapping[str, int]) -> bytes:
