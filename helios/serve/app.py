@@ -1,8 +1,8 @@
-# Generated from notebooks/12_server.ipynb by `helios export`; edit the notebook.
-"""The OpenAI-style server.
+# Generated from notebooks/13_server.ipynb by `helios export`; edit the notebook.
+"""The server: one request's way through.
 
-An HTTP face for the engine: requests are checked before anything runs, answers have the shape every
-client of the OpenAI protocol expects, streamed or whole, and a client that leaves stops costing
+An HTTP face for the engine: the worker's events cross to the event loop once per tick, answers
+leave whole or as a stream from one source of pieces, and a client that leaves stops costing
 anything within one tick.
 """
 

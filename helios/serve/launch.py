@@ -1,4 +1,4 @@
-# Generated from notebooks/13_launch.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/14_launch.ipynb by `helios export`; edit the notebook.
 """Launch.
 
 Everything the book built, assembled: settings from flags and environment, a server that says what
@@ -8,7 +8,7 @@ it chose and ends cleanly, the offline API, and the command line that starts the
 from __future__ import annotations
 
 import dataclasses
-import signal
+import os
 import socket
 import sys
 import threading
@@ -50,20 +50,25 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, scheduler: Scheduler, drain_s: float) -> None:
         super().__init__(config)
-        self._scheduler, self._drain_s = scheduler, drain_s
+        self.scheduler, self._drain_s = scheduler, drain_s
         self.failure: str | None = None
+        self._stopping = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain, then stop. A second one stops at once."""
-        if self.should_exit:
-            self.force_exit = True
+        if self._stopping:
+            self.should_exit = self.force_exit = True
             return
-        if not threading.main_thread().is_alive() or sig == signal.SIGINT:
-            print("\nStopping: no new requests; running ones may finish.", file=sys.stderr, flush=True)
+        self._stopping = True
+        print(
+            f"\nStopping: running requests get up to {self._drain_s:g} s. Again to stop at once.",
+            file=sys.stderr,
+            flush=True,
+        )
         threading.Thread(target=self._drain, name="helios-drain", daemon=True).start()
 
     def _drain(self) -> None:
-        self._scheduler.shutdown(drain_s=self._drain_s)
+        self.scheduler.shutdown(drain_s=self._drain_s)
         self.should_exit = True
 
 
@@ -131,10 +136,13 @@ def serve(settings: ServeSettings) -> None:
     server.run(sockets=[listener])
     if server.failure is not None:
         raise LaunchError(server.failure)
+    if server.scheduler.alive:  # inside a tick or a download that cannot be interrupted: leave it behind
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _announce(server: Server, url: str, name: str) -> None:
-    scheduler = server._scheduler
+    scheduler = server.scheduler
     while (health := scheduler.health()).status == "loading" and not server.should_exit:
         time.sleep(0.02)
     if health.status == "ready":

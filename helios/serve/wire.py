@@ -1,5 +1,10 @@
-# Generated from notebooks/12_server.ipynb by `helios export`; edit the notebook.
-"""How answers are written: the JSON of chat and completion answers, their streamed chunks, and their logprobs."""
+# Generated from notebooks/12_wire.ipynb by `helios export`; edit the notebook.
+"""The wire: asking and answering in OpenAI's protocol.
+
+How answers are written: the JSON of chat and completion answers, their streamed chunks and their
+logprobs; and, before that, how requests are read: every field checked before anything runs, every
+refusal in the shape that clients unwrap.
+"""
 
 from __future__ import annotations
 
