@@ -77,7 +77,9 @@ def test_names_shapes_and_rows_are_those_of_transformers(family: str, tmp_path: 
     )
     theirs.save_pretrained(tmp_path)
     config, state = load_config(tmp_path), theirs.state_dict()
-    assert {name: place.shape for name, place in placements(config).items()} == {k: tuple(v.shape) for k, v in state.items()}
+    assert {name: place.shape for name, place in placements(config).items()} == {
+        k: tuple(v.shape) for k, v in state.items()
+    }
     loaded = load_weights(tmp_path, config)
     prefix = "model.layers.1.self_attn"
     expected = torch.cat([state[f"{prefix}.{part}_proj.weight"] for part in "qkv"])
