@@ -8,7 +8,7 @@ from ledger import drawn_ledger
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from notebook_pages import notebook_page
+from notebook_pages import notebook_page, notebook_title
 from reference import reference_pages
 
 from helios.book.links import chapter_page, colab_url, project_url
@@ -75,12 +75,26 @@ def chapter_links(url: str, notebook: str) -> str:
     return " · ".join(links) + "\n{ .links }"
 
 
+def chapter_table(config: MkDocsConfig) -> str:
+    """The way through the book: every chapter with its title, and that of its notebook."""
+    rows = []
+    for path in notebooks_of(config):
+        page = Path(config.docs_dir) / chapter_page(path.name)
+        if page.is_file():
+            title = page.read_text("utf-8").partition("\n")[0].removeprefix("# ").split(" · ", 1)[-1]
+            built = f"[{notebook_title(path)}](notebooks/{path.stem}.md)"
+            rows.append(f"| {path.name[:2]} | [{title}]({page.name}) | {built} |")
+    head = "| | Read | Build |\n|---|---|---|\n"
+    return '<div class="way" markdown>\n\n' + head + "\n".join(rows) + "\n\n</div>"
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Draw the ledger, point links to notebooks at their pages, and link each chapter to its notebook."""
     if page.file.generated_by:
         return markdown
     results = Path(config.docs_dir) / "results" / "ledger.json"
     markdown = re.sub(r"<!-- ledger: (.+?) -->", lambda match: drawn_ledger(results, match[1]), markdown)
+    markdown = markdown.replace("<!-- chapters -->", chapter_table(config))
     markdown = re.sub(r"\]\(\.\./notebooks/(\d\d_\w+)\.ipynb\)", r"](notebooks/\1.md)", markdown)
     notebook = page.file.src_uri.removesuffix(".md").replace("-", "_") + ".ipynb"
     if (root_of(config) / "notebooks" / notebook).is_file():

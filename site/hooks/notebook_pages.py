@@ -39,6 +39,11 @@ def notebook_page(path: Path, links: str) -> tuple[str, dict[str, bytes]]:
     return with_picture_files(text, path.stem)
 
 
+def notebook_title(path: Path) -> str:
+    """The heading of a notebook's first cell."""
+    return str(nbformat.read(path, as_version=4).cells[0].source).partition("\n")[0].removeprefix("# ")
+
+
 def exported_cells(path: Path) -> dict[int, tuple[str, list[str]]]:
     """For each export cell, by number: the module's path, and the classes and functions that it defines."""
     found: dict[int, tuple[str, list[str]]] = {}

@@ -5,6 +5,8 @@ import inspect
 import re
 from pathlib import Path
 
+from notebook_pages import notebook_title
+
 from helios.book.export import Module, build, read_modules
 from helios.book.links import chapter_page
 
@@ -27,7 +29,11 @@ def make_pages(root: Path) -> dict[str, str]:
         texts = build([notebook], root)
         modules = read_modules(notebook)
         if modules:
-            index += ["", f"**{notebook.stem[:2]} · [{title_of(notebook)}](../{chapter_page(notebook.name)})**", ""]
+            index += [
+                "",
+                f"**{notebook.stem[:2]} · [{notebook_title(notebook)}](../{chapter_page(notebook.name)})**",
+                "",
+            ]
         for module in modules:
             tree = ast.parse(texts[module.path])
             name = module.name.replace("__init__", "helios")
@@ -39,10 +45,6 @@ def make_pages(root: Path) -> dict[str, str]:
 
 def dotted(module: Module) -> str:
     return f"helios.{module.name}".removesuffix(".__init__")
-
-
-def title_of(notebook: Path) -> str:
-    return notebook.stem[3:].replace("_", " ").capitalize()
 
 
 def module_page(module: Module, tree: ast.Module, notebook: Path) -> str:
