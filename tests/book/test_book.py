@@ -78,6 +78,9 @@ def test_a_notebook_begins_with_title_summary_links_and_setup(path: Path) -> Non
     assert first["cell_type"] == "markdown" and first["source"].startswith("# ")
     assert "<!-- badges --> [" in first["source"]
     assert second["cell_type"] == "code" and SETUP in second["source"]
+    assert re.search(r'(?m)^    %pip install -q "helios @ git\+', second["source"]), (
+        "the install line must not be a comment"
+    )
 
 
 @each_notebook
