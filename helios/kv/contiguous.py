@@ -16,7 +16,8 @@ from helios.model.config import KVSpec
 from helios.model.transformer import NoCache, Transformer, naive_attention
 
 __all__ = ["Attend", "ContiguousCache", "generate_greedy"]
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [T, H, D], k [S, K, D], v [S, K, D] → [T, H, D]
 
 
 class ContiguousCache:
