@@ -106,7 +106,8 @@ class Choice:
 
     def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         self.index = index
-        self.ended = False
+        self.ended = False  # it takes no more tokens
+        self.told = False  # and its last event has been taken
         self._params = params
         self._eos_token_ids = frozenset(tokenizer.eos_token_ids if tokenizer else ())
         self._stream = tokenizer and TextStream(
@@ -123,6 +124,7 @@ class Choice:
         if not readable and self._event.finish_reason is None:
             return None
         event, self._event = self._event, JobEvent(self.index)
+        self.told = event.finish_reason is not None
         return event
 
     def push(self, token: TokenEvent) -> bool:
@@ -172,22 +174,26 @@ class Live:
     """A job that has not ended: the caller's end and, once it is in the engine, its choices."""
 
     job: Job
+    known_to_fit: bool
     choices: list[Choice] = field(default_factory=list)
-
-    @property
-    def ended(self) -> bool:
-        """Whether every choice has its last event (or is about to give it)."""
-        return all(choice.ended for choice in self.choices)
 
     def take(self) -> Batch:
         """What became readable, one event a choice."""
         return [(self.job, event) for choice in self.choices if (event := choice.take())]
 
+    @property
+    def ended(self) -> bool:
+        """Whether every choice has given its last event."""
+        return all(choice.told for choice in self.choices)
+
     def end(self, reason: str, error: str | None = None) -> Batch:
-        """End every choice that is still open; returns their last events."""
-        if not self.choices:
-            n = self.job.request.params.n
-            return [(self.job, JobEvent(i, finish_reason=reason, error=error)) for i in range(n)]
+        """End every choice that is still open, with the text that was held back; returns their last events."""
         for choice in self.choices:
             choice.end(reason, error=error)
-        return self.take()
+        return self.take() or self.cut(reason, error)
+
+    def cut(self, reason: str, error: str | None = None) -> Batch:
+        """Last events for the choices that have not given theirs, out of nothing: this cannot fail."""
+        told = {choice.index for choice in self.choices if choice.told}
+        rest = (i for i in range(self.job.request.params.n) if i not in told)
+        return [(self.job, JobEvent(i, finish_reason=reason, error=error)) for i in rest]

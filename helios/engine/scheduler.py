@@ -54,6 +54,7 @@ class Scheduler(Worker):
         self._waiting: OrderedDict[str, Live] = OrderedDict()  # in order of arrival; leaving from the middle is O(1)
         self._running: dict[str, Live] = {}  # in the engine
         self._cancelled: set[str] = set()  # asked for; the worker sees to it
+        self._outbox: Batch = []  # this turn's events; kept here so that a turn that fails does not lose them
         self._meter = Meter()
         self._engine_stats: dict[str, float] = {}
 
@@ -79,13 +80,13 @@ class Scheduler(Worker):
             if len(self._waiting) >= self.max_waiting:
                 self._meter.refused += 1
                 raise QueueFull(f"{self.max_waiting} requests are waiting, the most allowed; try again later")
-            return self._enqueue(request)
+            return self._enqueue(request, known_to_fit=engine is not None)
 
-    def _enqueue(self, request: Request) -> Job:
+    def _enqueue(self, request: Request, known_to_fit: bool) -> Job:
         now = self._clock()
         if not self._live:
             self._progress_s = now  # the time spent idle is no stall
-        live = Live(Job(request, self.cancel, now))
+        live = Live(Job(request, self.cancel, now), known_to_fit)
         self._live[request.id] = self._waiting[request.id] = live
         self._meter.submitted += 1
         self._work.notify()
@@ -104,37 +105,39 @@ class Scheduler(Worker):
 
     def _turn(self, engine: Engine) -> None:
         """One turn: let the cancelled go, admit who fits, tick, deliver."""
-        batch = self._drop_cancelled(engine)
-        batch += self._admit(engine)
+        self._drop_cancelled(engine)
+        self._admit(engine)
         if self._running:
-            batch += self._collect(engine, engine.tick(self._clock()))
+            self._collect(engine, engine.tick(self._clock()))
         with self._lock:
             self._meter.ticks += 1
             self._engine_stats = dict(engine.stats())
-            abandoned = self._state == "dead"
         if self._debug_checks:
             engine.check()
             self.check()
-        if batch and not abandoned:
+        self._send()
+
+    def _send(self) -> None:
+        batch, self._outbox = self._outbox, []
+        if batch:
             self._deliver(batch)
 
-    def _drop_cancelled(self, engine: Engine) -> Batch:
+    def _drop_cancelled(self, engine: Engine) -> None:
         with self._lock:
             cancelled, self._cancelled = self._cancelled, set()
-        batch: Batch = []
         for job_id in cancelled:
             if job_id in self._running:
                 engine.cancel(job_id)
-            batch += self._end(job_id, "abort")
-        return batch
+            self._end(job_id, "abort")
 
-    def _admit(self, engine: Engine) -> Batch:
+    def _admit(self, engine: Engine) -> None:
         """Move jobs from the head of the wait list into the engine while it has room; nobody overtakes the head."""
-        batch: Batch = []
         while (live := self._head()) is not None:
             request = live.job.request
             try:
-                engine.check_fits(request)  # again: it may have been queued before there was an engine to ask
+                if not live.known_to_fit:  # queued before there was an engine to ask
+                    engine.check_fits(request)
+                    live.known_to_fit = True
                 if not engine.can_admit(request):
                     if not self._running:
                         raise RuntimeError("the empty engine has no room for a request that fits it: pages were lost")
@@ -144,8 +147,7 @@ class Scheduler(Worker):
                     live.choices = [Choice(i, request.params, engine.tokenizer) for i in range(request.params.n)]
                     self._running[request.id] = live
             except RequestError as error:
-                batch += self._end(request.id, "error", str(error))
-        return batch
+                self._end(request.id, "error", str(error))
 
     def _head(self) -> Live | None:
         with self._lock:
@@ -161,9 +163,8 @@ class Scheduler(Worker):
             self._changed.notify_all()
             return True
 
-    def _collect(self, engine: Engine, tokens: list[TokenEvent]) -> Batch:
+    def _collect(self, engine: Engine, tokens: list[TokenEvent]) -> None:
         """Turn a tick's tokens into events, one for each choice with news; tell the engine of stop strings."""
-        batch: Batch = []
         touched: dict[str, Live] = {}
         for token in tokens:
             live = self._running.get(token.request_id)
@@ -173,35 +174,39 @@ class Scheduler(Worker):
             self._meter.token(live.job, token, self._clock())
             if token.error is not None:
                 engine.cancel(token.request_id)
-                batch += self._end(token.request_id, "error", token.error)
+                self._end(token.request_id, "error", token.error)
             elif live.choices[token.index].push(token):
                 engine.finish(token.request_id, token.index, "stop")
         for job_id, live in touched.items():
-            batch += live.take()
+            self._outbox += live.take()
             if live.ended:
-                self._end(job_id, "finished")
-        return batch
+                self._forget(job_id, "finished")
 
-    def _end(self, job_id: str, reason: str, error: str | None = None) -> Batch:
-        """Forget a job and return the last events of its open choices; nothing when it has ended before."""
+    def _end(self, job_id: str, reason: str, error: str | None = None) -> None:
+        """Forget a job, and send the last events of its open choices; nothing happens when it has ended before."""
+        if live := self._forget(job_id, reason):
+            self._outbox += live.end(reason, error)
+
+    def _forget(self, job_id: str, reason: str) -> Live | None:
         with self._lock:
             live = self._live.pop(job_id, None)
             self._waiting.pop(job_id, None)
             self._running.pop(job_id, None)
-            if live is None:
-                return []
-            live.job.timings.finished_s = self._clock()
-            self._meter.end(reason)
-            self._changed.notify_all()
-        return live.end(reason, error)
+            if live is not None:
+                live.job.timings.finished_s = self._clock()
+                self._meter.end(reason)
+                self._changed.notify_all()
+            return live
 
     def _abandon(self, reason: str) -> None:
+        """Send what the last turn left behind, and an "error" to every job that has not ended."""
         with self._lock:
             orphans = list(self._live)
-        batch = [event for job_id in orphans for event in self._end(job_id, "error", reason)]
-        if batch:
-            with suppress(Exception):  # the receiver may be gone as well
-                self._deliver(batch)
+        for job_id in orphans:
+            if live := self._forget(job_id, "error"):
+                self._outbox += live.cut("error", reason)
+        with suppress(Exception):  # the receiver may be gone as well
+            self._send()
 
     def stats(self) -> dict[str, float]:
         """Requests running and waiting now, the meter's totals, and the engine's stats as of its last tick."""

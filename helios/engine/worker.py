@@ -45,8 +45,7 @@ class Worker:
         self._state, self._reason = "loading", "the model is being loaded"
         self._cause: BaseException | None = None
         self._engine: Engine | None = None
-        self._deadline_s = 0.0
-        self._progress_s = clock()
+        self._deadline_s, self._progress_s = 0.0, clock()
         self._thread = threading.Thread(target=self._run, name="helios-engine", daemon=True)
 
     def _pending(self) -> int:

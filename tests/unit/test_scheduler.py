@@ -452,6 +452,45 @@ def test_a_model_that_cannot_be_built() -> None:
     assert "no such model" in (read(early)[0].error or "")
 
 
+def test_a_turn_that_fails_halfway_loses_no_last_event(start: Start, tokenizer: Tokenizer) -> None:
+    class Broken:
+        """Fails on one token: in the turn in which another job ends."""
+
+        eos_token_ids = ()
+
+        def is_special(self, token_id: int) -> bool:
+            return False
+
+        def token_bytes(self, token_id: int) -> bytes:
+            if token_id == 250:
+                raise KeyError("no such token")
+            return b"x"
+
+    engine = FakeEngine(slots=3, gated=True, tokenizer=Broken())
+    engine.script = {"ends": [1, 2], "breaks": [1, 250], "held": [1, 2, 3]}
+    scheduler = start(engine, max_waiting=8)
+    jobs = [scheduler.submit(a_request(name, len(engine.script[name]), stop="xxxx")) for name in engine.script]
+    jobs.append(scheduler.submit(a_request("waiting")))
+    engine.gate.release(2)  # type: ignore[union-attr]
+    last = [list(job.events())[-1] for job in jobs]
+    assert all("no such token" in (event.error or "") for event in last)
+    assert all(job.finished for job in jobs) and scheduler.health().status == "dead"
+
+
+def test_what_had_ended_before_the_turn_failed_is_delivered(start: Start) -> None:
+    class Fragile(FakeEngine):
+        def stats(self) -> dict[str, float]:
+            if self.ticks == 3:
+                raise RuntimeError("after the tick")
+            return super().stats()
+
+    scheduler = start(Fragile())
+    done, going = scheduler.submit(a_request("done", 3)), scheduler.submit(a_request("going", 9))
+    assert read(done)[0].finish_reason in ("length", "error")
+    assert "after the tick" in (read(going)[0].error or "")
+    assert read(done) == {} and scheduler.health().status == "dead"
+
+
 def test_a_delivery_that_fails_is_fatal_and_says_so(start: Start) -> None:
     def deliver(batch: Batch) -> None:
         raise RuntimeError("the event loop is closed")
