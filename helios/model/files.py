@@ -7,9 +7,8 @@ import hashlib
 import re
 from pathlib import Path
 
-import httpx
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
-from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
 from helios.model.config import ModelError, load_config, read_json
 from helios.model.convert import convert_gguf
@@ -88,14 +87,16 @@ def _from_hub(repo: str) -> Path:
     except RepositoryNotFoundError:
         advice = "check the spelling; for a private one log in with `hf auth login` or set HF_TOKEN"
         raise ModelError(f"The hub has no repository {repo}: {advice}.") from None
-    except (OSError, httpx.HTTPError, HfHubHTTPError, EntryNotFoundError) as error:
+    except ModelError:
+        raise
+    except Exception as error:  # the hub's client has changed its HTTP library twice: its failures share no base
         return _from_hub_cache(repo, error)
 
 
 def _from_hub_cache(repo: str, reason: Exception) -> Path:
     try:
-        return check_folder(Path(snapshot_download(repo, local_files_only=True)))
-    except (ModelError, OSError, EntryNotFoundError):
+        return check_folder(Path(hf_hub_download(repo, "config.json", local_files_only=True)).parent)
+    except (ModelError, OSError, ValueError):
         pass
     cause = (str(reason).splitlines() or [type(reason).__name__])[0]
     advice = "Check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or give a local folder; 'smollm2' needs no hub"
