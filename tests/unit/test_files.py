@@ -53,7 +53,7 @@ SIDE = {
     "config.json": json.dumps(RAW).encode(),
     "generation_config.json": b'{"eos_token_id": [7]}',
     "tokenizer.json": b"{}",
-    "tokenizer_config.json": b"{}",
+    "tokenizer_config.json": b'{"model_max_length": 128}',
     "README.md": b"hello",
 }
 UNSUPPORTED = SIDE | {"config.json": json.dumps(RAW | {"architectures": ["MambaForCausalLM"]}).encode()}
