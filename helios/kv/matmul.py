@@ -16,7 +16,7 @@ def decode_by_matmul(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """As `attend_decode`: one query per sequence, `q [B, H, D]`, `k`, `v [B, L, K, D]`, `bias [B, 1, 1, L]`.
 
     Each sequence's keys stay one matrix `[L, K·D]`, as they lie in memory. Its H queries become rows `[H, K·D]`, zero
-    outside the columns of their own head, so one product gives all scores; in the second's result the same blocks count.
+    outside the columns of their own head, so one product gives all scores; in the second product the same blocks count.
     """
     (batch, heads, dim), (_, length, kv_heads, _) = q.shape, k.shape
     if batch * length < MANY_KEYS:
@@ -38,10 +38,9 @@ def causal_by_matmul(q: Tensor, k: Tensor, v: Tensor, mask: None = None) -> Tens
     """As `attend_causal`: `q [T, H, D]`, the last T of the positions of `k`, `v [S, K, D]`, to `[T, H, D]`.
 
     Queries go in blocks of 128, each against the keys up to its own last one: what no query may see is not computed,
-    and a mask is needed only where a block meets itself.
+    and −∞ is added only where a block meets itself, so there is no mask to give.
     """
     (tokens, heads, dim), (seen, kv_heads, _) = q.shape, k.shape
-    past = seen - tokens
     rows = (q * dim**-0.5).view(tokens, kv_heads, -1, dim).permute(1, 2, 0, 3)  # [K, G, T, D]
     keys, values = k.permute(1, 2, 0), v.transpose(0, 1)
     out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
@@ -49,7 +48,7 @@ def causal_by_matmul(q: Tensor, k: Tensor, v: Tensor, mask: None = None) -> Tens
     for start in range(0, tokens, QUERY_BLOCK):
         block = rows[:, :, start : start + QUERY_BLOCK]
         group, count = block.shape[1:3]
-        end = past + start + count
+        end = seen - tokens + start + count
         scores = torch.bmm(block.reshape(kv_heads, group * count, dim), keys[:, :, :end])
         future = torch.full((count, count), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
         scores.view(kv_heads, group, count, end)[..., end - count :].add_(future)

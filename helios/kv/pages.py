@@ -1,8 +1,10 @@
 # Generated from notebooks/08_paged_attention.ipynb by `helios export`; edit the notebook.
 """Paged attention.
 
-One pool of 256-token pages holds the keys and values of every sequence; a page table per sequence
-says which pages are its own, and attention reads through the table.
+Who holds which page of the KV memory. Keys and values of every sequence live in one pool of pages
+of 256 tokens; a page table per sequence says where its tokens are, and attention reads through the
+table. Pages are counted, shared and given back, so memory is spent on tokens that exist and not on
+those that might come.
 """
 
 from __future__ import annotations
