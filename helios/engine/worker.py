@@ -99,8 +99,12 @@ class Worker:
         self._abandon(reason)
 
     def shutdown(self, drain_s: float = 0.0) -> None:
-        """Take no more work, let what is there go on for up to `drain_s` seconds, fail the rest, end the thread."""
+        """Take no more work, let what is there go on for up to `drain_s` seconds, fail the rest, end the thread.
+
+        While the engine is still being built this returns at once: building cannot be interrupted, and ends by itself.
+        """
         with self._lock:
+            building = self._state == "loading"
             deadline_s = self._clock() + drain_s
             if not self._closed:
                 self._state, self._reason = "draining", "the engine is shutting down; send the request again later"
@@ -108,9 +112,14 @@ class Worker:
             self._deadline_s = min(self._deadline_s, deadline_s)  # asked twice: the more impatient one counts
             self._work.notify_all()
             self._changed.notify_all()
-        if self._thread.is_alive():
+        if self.alive and not building:
             self._thread.join(drain_s + JOIN_S)
         self._die(self._reason)  # a thread that hangs in a tick is left behind: it is a daemon
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread is still running, be it in a build or a tick that was left behind."""
+        return self._thread.is_alive()
 
     @property
     def _closed(self) -> bool:

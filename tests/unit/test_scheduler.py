@@ -666,3 +666,19 @@ def test_stats_count(start: Start) -> None:
 def test_max_waiting_must_leave_room() -> None:
     with pytest.raises(ValueError, match="max_waiting"):
         Scheduler(lambda: FakeEngine(), max_waiting=0)  # type: ignore[arg-type, return-value]
+
+
+def test_shutdown_while_loading_returns_at_once(start: Start) -> None:
+    loaded = threading.Event()
+    scheduler = Scheduler(lambda: (loaded.wait(WAIT_S), FakeEngine())[1])  # type: ignore[arg-type, return-value]
+    scheduler.start()
+    job = scheduler.submit(a_request("early"))
+    began = time.monotonic()
+    scheduler.shutdown(drain_s=WAIT_S)
+    assert time.monotonic() - began < WAIT_S / 2
+    assert "shutting down" in (read(job)[0].error or "") and scheduler.health().status == "dead"
+    assert scheduler.alive, "building cannot be interrupted"
+    loaded.set()
+    wait_for(lambda: not scheduler.alive, "the thread ends by itself")
+    with pytest.raises(EngineDead):
+        scheduler.wait_ready(WAIT_S)
