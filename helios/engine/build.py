@@ -27,20 +27,16 @@ GIB = 2**30
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process may still use on the device: the GPU's own count, else RAM within the container's limit."""
+    """Bytes this process may still use on the device: the GPU's own count, else RAM within the container's limit."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = int(psutil.virtual_memory().available)
     group = Path("/sys/fs/cgroup")
     try:
         limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
-        inactive = next(
-            int(line.split()[1])
-            for line in (group / "memory.stat").read_text().splitlines()
-            if line.startswith("inactive_file ")
-        )
-        return free if limit == "max" else min(free, int(limit) - used + inactive)
-    except (OSError, ValueError, StopIteration):
+        kept = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["inactive_file"]
+        return free if limit == "max" else min(free, int(limit) - used + int(kept))
+    except (OSError, ValueError, KeyError):
         return free
 
 
@@ -48,7 +44,7 @@ def size_pool(spec: KVSpec, dtype: torch.dtype, config: EngineConfig, context: i
     """Usable pages and the reason: as many as were asked for, else a share of the `free` bytes.
 
     Never more than a full batch of full contexts could use. One full context is granted even beyond the share, if it
-    fits in nine tenths of what is free. Raises ModelError if not even one page fits.
+    fits in four fifths of what is free. Raises ModelError if not even one page fits.
     """
     if config.kv_pages is not None:
         return config.kv_pages, "kv_pages asks for it"
@@ -60,37 +56,32 @@ def size_pool(spec: KVSpec, dtype: torch.dtype, config: EngineConfig, context: i
         return most, f"{config.max_batch_size} sequences of {context} tokens can use no more"
     if share >= one:
         return share, f"{config.memory_fraction:g} of the {free / GIB:.1f} GiB free after loading"
-    pages = min(one, int(free * 0.9) // page)
+    pages = min(one, int(free * 0.8) // page)
     if pages < 1:
         raise ModelError(
             f"no memory is left for the KV cache: one page needs {page / 2**20:.0f} MiB and {free / 2**20:.0f} MiB are "
             "free; choose a smaller model, or free memory on this device"
         )
-    why = (
-        "room for one full context" if pages == one else f"all that fits: answers end within {pages * PAGE_SIZE} tokens"
-    )
-    return pages, why
+    return pages, "room for one full context" if pages == one else f"all that fits: {pages * PAGE_SIZE} tokens in all"
 
 
 def default_model(device: torch.device) -> str:
-    """Qwen3-4B on a GPU with room for it and its cache; otherwise the embedded model, which needs no download."""
+    """Qwen3-4B on a GPU with room for it and its cache; otherwise the embedded model, which needs no account."""
     return "Qwen/Qwen3-4B" if device.type == "cuda" and free_memory(device) >= 11 * GIB else "smollm2"
 
 
 def load_model(
     config: EngineConfig, device: torch.device, dtype: torch.dtype
 ) -> tuple[Transformer, Tokenizer | None, str]:
-    """The model on its device, its tokenizer, and the name it goes by."""
+    """The model on its device, its tokenizer, and the name it goes by. Random weights do without a tokenizer."""
     name = default_model(device) if config.model == "auto" else config.model
-    if config.load_weights == "random":
-        folder = Path(name) if Path(name, "config.json").is_file() else resolve_model(name)
-        shape = load_config(folder)
-        model = Transformer.from_weights(shape, random_weights(shape, device=device, dtype=dtype)).pack()
-    else:
+    if config.load_weights == "real":
         folder = resolve_model(name)
-        model = load_transformer(folder, device=device, dtype=dtype)
-    has_tokenizer = (folder / "tokenizer.json").is_file()
-    return model, Tokenizer.from_folder(folder) if has_tokenizer else None, name
+        return load_transformer(folder, device=device, dtype=dtype), Tokenizer.from_folder(folder), name
+    folder = Path(name) if Path(name, "config.json").is_file() else resolve_model(name)
+    shape = load_config(folder)
+    model = Transformer.from_weights(shape, random_weights(shape, device=device, dtype=dtype)).pack()
+    return model, Tokenizer.from_folder(folder) if (folder / "tokenizer.json").is_file() else None, name
 
 
 def build_engine(config: EngineConfig) -> Engine:
@@ -104,15 +95,13 @@ def build_engine(config: EngineConfig) -> Engine:
         torch.set_num_threads(config.threads)
     device = choose_device(config.device)
     dtype, dtype_why = choose_dtype(device, config.dtype)
-    model, tokenizer, name = load_model(config, device, dtype)
     attention, attention_why = choose_attention(device, dtype, config.attention)
-    spec = model.config.kv_spec
+    model, tokenizer, name = load_model(config, device, dtype)
+    spec, heads = model.config.kv_spec, model.config.heads
     context = min(model.config.context, config.max_context or model.config.context)
     pages, pages_why = size_pool(spec, dtype, config, context, free_memory(device))
     pool = PagePool(pages + 1)  # page 0 is scratch
-    cache = PagedKVCache(
-        spec, pages + 1, query_heads=model.config.heads, device=device, dtype=dtype, attention=attention
-    )
+    cache = PagedKVCache(spec, pages + 1, query_heads=heads, device=device, dtype=dtype, attention=attention)
     prefix = PrefixCache(pool, ttl_s=config.prefix_ttl_s) if config.prefix_cache else None
     report = {
         "model": f"{name} ({model.config.parameter_count / 1e6:,.0f} M parameters, {config.load_weights} weights)",

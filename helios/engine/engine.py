@@ -10,6 +10,7 @@ runs one forward, samples and commits.
 from __future__ import annotations
 
 from collections import Counter
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ from helios.kv.paged import PagedKVCache
 from helios.kv.pages import PAGE_SIZE, SCRATCH_PAGE, PagePool
 from helios.kv.prefix import PrefixCache, block_hashes
 from helios.model.config import ModelError
-from helios.model.sampling import SamplingParams, sample
+from helios.model.params import SamplingParams
+from helios.model.sampling import sample
 from helios.model.tokenizer import Tokenizer
 from helios.model.transformer import Transformer
 
@@ -77,15 +79,24 @@ class Engine:
 
     def can_admit(self, request: Request) -> bool:
         """Whether there is a place in the batch, and enough free or evictable pages, right now."""
-        if self.running_count + request.params.n > self.config.max_batch_size:
+        if self.running_count + request.params.n > self.limits.sequences:
             return False
-        needed = reservation(request, self.context)
+        needed = reservation(request, self.limits)
         if needed <= self.pool.free_count:
             return True
         shared = self._match(request)
         evictable = self.prefix.evictable_count if self.prefix is not None else 0
         self.pool.release(shared)
         return needed - len(shared) <= self.pool.free_count + evictable
+
+    def _match(self, request: Request) -> list[int]:
+        return self.prefix.match(request.shareable_hashes) if self.prefix is not None else []
+
+    def _take(self, pages: int) -> list[int]:
+        short = pages - self.pool.free_count
+        if short > 0 and self.prefix is not None:
+            self.prefix.evict(short)
+        return self.pool.allocate(pages)
 
     def admit(self, request: Request) -> None:
         """Reserve every page the request can need, less what the prefix cache shares; it joins the next tick.
@@ -95,11 +106,11 @@ class Engine:
         if request.id in self._choices:
             raise ValueError(f"request {request.id!r} is running already; give every request its own id")
         self.check_fits(request)
-        max_tokens = max_new_tokens(request, self.context)
+        max_tokens = max_new_tokens(request, self.limits)
         _, further = pages_needed(len(request.prompt_ids), max_tokens)
         shared = self._match(request)
         try:
-            fresh = self._take(reservation(request, self.context) - len(shared))
+            fresh = self._take(reservation(request, self.limits) - len(shared))
         except Exception:
             self.pool.release(shared)
             raise
@@ -113,40 +124,88 @@ class Engine:
         self._totals["prompt_tokens"] += len(request.prompt_ids)
         self._totals["cached_tokens"] += choices[0].cached_tokens
 
-    def _match(self, request: Request) -> list[int]:
-        return self.prefix.match(request.shareable_hashes) if self.prefix is not None else []
-
-    def _take(self, pages: int) -> list[int]:
-        short = pages - self.pool.free_count
-        if short > 0 and self.prefix is not None:
-            self.prefix.evict(short)
-        return self.pool.allocate(pages)
-
-    @torch.inference_mode()
-    def tick(self, now: float) -> list[TokenEvent]:
-        """Run one forward for the sequences planned at `now` (seconds, the clock of `Request.arrival_s`)."""
-        for seq in self._served:
-            seq.last_progress_s = now  # what the last tick did was done by the time this one starts
-        running = [seq for choices in self._choices.values() for seq in choices if not seq.parked]
+    def check(self) -> None:
+        """Recount every page reference from all sequences and the prefix cache; AssertionError on any difference."""
+        live = [seq for choices in self._choices.values() for seq in choices]
+        holders = [seq.pages for seq in live]
         if self.prefix is not None:
-            self.prefix.expire()
-            for seq in running:
-                if seq.remaining_prompt and seq.seen_publications < self._publications:
-                    self._adopt(seq)
-        views = [SeqView(s.remaining_prompt, s.request.arrival_s, s.last_progress_s, s) for s in running]
-        self.last_plan = plan_tick(views, self.config.prefill_chunk_size, now)
-        work = [(seq, tokens) for seq, tokens in self.last_plan.shares if isinstance(seq, Sequence)]
-        self._served = [seq for seq, _ in work]
-        if not work:
-            return []
-        batch = pack(work, self._choices)
-        logits = self.runner.forward(batch.inputs)
-        for seq, tokens in work:
-            seq.computed += tokens
-        self._totals.update(ticks=1, tick_tokens=self.last_plan.tokens)
-        events = self._commit(batch, logits)
-        if self.config.debug_checks:
-            self.check()
+            self.prefix.check()
+            holders.append(self.prefix.cached_pages)
+        self.pool.check(holders)
+        assert len(live) <= self.limits.sequences, "more sequences run than max_batch_size allows"
+        for seq in live:
+            seq.check()
+
+    def _publish(self, seq: Sequence) -> None:
+        """Offer the complete, computed, finite blocks of a sequence to later requests."""
+        blocks = seq.computed // PAGE_SIZE
+        if self.prefix is None or blocks <= len(seq.hashes):
+            return
+        seq.hashes = block_hashes(seq.tokens[: blocks * PAGE_SIZE], seq.request.salt, known=seq.hashes)
+        self.prefix.publish(seq.hashes, seq.pages[:blocks])
+        self._publications += 1
+
+    def _leave(self, seq: Sequence) -> None:
+        self._publish(seq)
+        self._drop(seq)
+
+    def _drop(self, seq: Sequence) -> None:
+        self.pool.release(seq.pages)
+        seq.pages = []
+        choices = self._choices[seq.request.id]
+        choices.remove(seq)
+        if not choices:
+            del self._choices[seq.request.id]
+
+    def _fail(self, seq: Sequence) -> TokenEvent:
+        """End a sequence whose values are not finite. Its own pages are wiped: NaN leaks through attention masks."""
+        for page in seq.pages:
+            if self.pool.refcount(page) == 1:
+                self.cache.copy_page(SCRATCH_PAGE, page)
+        seq.finish_reason = "error"
+        self._totals["failed"] += 1
+        self._drop(seq)
+        return seq.event(-1, error=NOT_FINITE)
+
+    def _fork(self, first: Sequence) -> None:
+        """Start the parked choices: they share the prompt's full pages and get a copy of the partly filled one."""
+        prompt = len(first.prompt)
+        full, partial = divmod(prompt, PAGE_SIZE)
+        for child in self._choices[first.request.id]:
+            if child is first:
+                continue
+            self.pool.retain(first.pages[:full])
+            if partial:
+                self.cache.copy_page(first.pages[full], child.pages[0])
+            child.pages = first.pages[:full] + child.pages
+            child.computed, child.cached_tokens = prompt, first.cached_tokens
+            child.hashes = list(first.hashes)
+            child.parked = False
+
+    def _commit(self, batch: Batch, logits: Tensor) -> list[TokenEvent]:
+        """Turn a pass's logits into events: publish what was computed, append what was sampled, let the done leave."""
+        events: list[TokenEvent] = []
+        if batch.unfinished:
+            finite = torch.isfinite(logits[len(batch.sampled) :]).all(dim=-1).tolist()
+            for seq, good in zip(batch.unfinished, finite, strict=True):
+                if good:
+                    self._publish(seq)
+                else:
+                    events += [self._fail(choice) for choice in list(self._choices[seq.request.id])]
+        drawn = sample(logits[: len(batch.sampled)], [seq.row for seq in batch.sampled])
+        bad = set(drawn.bad)
+        for row, seq in enumerate(batch.sampled):
+            if row in bad:
+                events.append(self._fail(seq))
+                continue
+            if not seq.output_ids and not seq.index:
+                self._publish(seq)
+                self._fork(seq)
+            seq.append(drawn.ids[row])
+            events.append(seq.event(drawn.ids[row], drawn.logprobs[row]))
+            if seq.finish_reason:
+                self._leave(seq)
+        self._totals["output_tokens"] += len(batch.sampled) - len(bad)
         return events
 
     def _adopt(self, seq: Sequence) -> None:
@@ -164,57 +223,32 @@ class Engine:
         seq.cached_tokens += skipped
         self._totals["cached_tokens"] += skipped
 
-    def _commit(self, batch: Batch, logits: Tensor) -> list[TokenEvent]:
-        """Turn a pass's logits into events: publish what was computed, append what was sampled, let the done leave."""
-        events: list[TokenEvent] = []
-        if batch.unfinished:
-            finite = torch.isfinite(logits[len(batch.sampled) :]).all(dim=-1).tolist()
-            for seq, good in zip(batch.unfinished, finite, strict=True):
-                if good:
-                    self._publish(seq)
-                else:
-                    events += [self._fail(choice) for choice in list(self._choices[seq.request.id])]
-        if not batch.sampled:
-            return events
-        drawn = sample(logits[: len(batch.sampled)], [seq.row for seq in batch.sampled])
-        bad = set(drawn.bad)
-        for row, seq in enumerate(batch.sampled):
-            if row in bad:
-                events.append(self._fail(seq))
-                continue
-            if not seq.output_ids and not seq.index:
-                self._publish(seq)
-                self._fork(seq)
-            seq.append(drawn.ids[row])
-            events.append(
-                TokenEvent(
-                    seq.request.id,
-                    seq.index,
-                    drawn.ids[row],
-                    drawn.logprobs[row],
-                    seq.finish_reason,
-                    cached_tokens=seq.cached_tokens,
-                )
-            )
-            if seq.finish_reason:
-                self._leave(seq)
-        self._totals["output_tokens"] += len(batch.sampled) - len(bad)
+    @torch.inference_mode()
+    def tick(self, now: float) -> list[TokenEvent]:
+        """Run one forward for the sequences planned at `now` (seconds, the clock of `Request.arrival_s`)."""
+        for seq in self._served:
+            seq.last_progress_s = now  # what the last tick did was done by the time this one starts
+        running = [seq for choices in self._choices.values() for seq in choices if not seq.parked]
+        if self.prefix is not None:
+            self.prefix.expire()
+            for seq in running:
+                if seq.remaining_prompt and seq.seen_publications < self._publications:
+                    self._adopt(seq)
+        views = [SeqView(s.remaining_prompt, s.request.arrival_s, s.last_progress_s, s) for s in running]
+        self.last_plan = plan_tick(views, self.config.prefill_chunk_size, now)
+        work = [(cast(Sequence, key), tokens) for key, tokens in self.last_plan.shares]
+        self._served = [seq for seq, _ in work]
+        if not work:
+            return []
+        batch = pack(work, self._choices)
+        logits = self.runner.forward(batch.inputs)
+        for seq, tokens in work:
+            seq.computed += tokens
+        self._totals.update(ticks=1, tick_tokens=self.last_plan.tokens)
+        events = self._commit(batch, logits)
+        if self.config.debug_checks:
+            self.check()
         return events
-
-    def _fork(self, first: Sequence) -> None:
-        """Start the parked choices: they share the prompt's full pages and get a copy of the partly filled one."""
-        prompt = len(first.prompt)
-        full, partial = divmod(prompt, PAGE_SIZE)
-        for child in self._choices[first.request.id]:
-            if child is first:
-                continue
-            self.pool.retain(first.pages[:full])
-            if partial:
-                self.cache.copy_page(first.pages[full], child.pages[0])
-            child.pages = first.pages[:full] + child.pages
-            child.computed, child.cached_tokens = prompt, first.cached_tokens
-            child.hashes = list(first.hashes)
-            child.parked = False
 
     def finish(self, request_id: str, index: int, reason: str) -> bool:
         """End one choice now, for a reason found outside (a stop string). False if it is not running any more."""
@@ -232,37 +266,6 @@ class Engine:
             seq.finish_reason = "cancelled"
             self._leave(seq)
         return bool(choices)
-
-    def _publish(self, seq: Sequence) -> None:
-        """Offer the complete, computed, finite blocks of a sequence to later requests."""
-        blocks = seq.computed // PAGE_SIZE
-        if self.prefix is None or blocks <= len(seq.hashes):
-            return
-        seq.hashes = block_hashes(seq.tokens[: blocks * PAGE_SIZE], seq.request.salt, known=seq.hashes)
-        self.prefix.publish(seq.hashes, seq.pages[:blocks])
-        self._publications += 1
-
-    def _leave(self, seq: Sequence) -> None:
-        self._publish(seq)
-        self._drop(seq)
-
-    def _fail(self, seq: Sequence) -> TokenEvent:
-        """End a sequence whose values are not finite. Its own pages are wiped: NaN leaks through attention masks."""
-        for page in seq.pages:
-            if self.pool.refcount(page) == 1:
-                self.cache.copy_page(SCRATCH_PAGE, page)
-        seq.finish_reason = "error"
-        self._totals["failed"] += 1
-        self._drop(seq)
-        return TokenEvent(seq.request.id, seq.index, -1, None, "error", NOT_FINITE, seq.cached_tokens)
-
-    def _drop(self, seq: Sequence) -> None:
-        self.pool.release(seq.pages)
-        seq.pages = []
-        choices = self._choices[seq.request.id]
-        choices.remove(seq)
-        if not choices:
-            del self._choices[seq.request.id]
 
     def warm_up(self) -> None:
         """Serve one tiny request, so that no user's first token pays for what is set up lazily. Leaves no trace.
@@ -292,15 +295,3 @@ class Engine:
             "pages_used": self.pool.capacity - free - evictable,
             **{f"{name}_total": self._totals[name] for name in TOTALS},
         }
-
-    def check(self) -> None:
-        """Recount every page reference from all sequences and the prefix cache; AssertionError on any difference."""
-        live = [seq for choices in self._choices.values() for seq in choices]
-        holders = [seq.pages for seq in live]
-        if self.prefix is not None:
-            self.prefix.check()
-            holders.append(self.prefix.cached_pages)
-        self.pool.check(holders)
-        assert len(live) <= self.limits.sequences, "more sequences run than max_batch_size allows"
-        for seq in live:
-            seq.check()

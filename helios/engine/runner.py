@@ -21,7 +21,7 @@ __all__ = ["Batch", "ModelRunner", "Runner", "TickInputs", "pack"]
 
 @dataclass(frozen=True, slots=True)
 class TickInputs:
-    """One forward's inputs: token_ids and positions int64 [T], spans in packed order, rows int64 [R] (indices into T)."""
+    """One forward's inputs: token_ids, positions int64 [T]; spans in packed order; rows int64 [R], indices into T."""
 
     token_ids: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
@@ -51,7 +51,8 @@ class ModelRunner:
         token_ids = torch.from_numpy(inputs.token_ids).to(device, non_blocking=True)
         positions = torch.from_numpy(inputs.positions).to(device, non_blocking=True)
         rows = torch.from_numpy(inputs.rows).to(device, non_blocking=True)
-        return self.model(token_ids, positions, self.cache, rows)
+        logits: Tensor = self.model(token_ids, positions, self.cache, rows)
+        return logits
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,15 @@ import numpy as np
 
 from helios.kv.pages import PAGE_SIZE, SCRATCH_PAGE
 from helios.kv.prefix import block_hashes
-from helios.model.sampling import SampleRow, SamplingParams, TokenLogprob, choice_seed
+from helios.model.params import SamplingParams
+from helios.model.sampling import SampleRow, TokenLogprob, choice_seed
 
 __all__ = ["Request", "Sequence", "TokenEvent", "make_choices", "pages_needed"]
 
 
 @dataclass
 class Request:
-    """What a client asked for, in token ids. `salt` keeps tenants' cached prefixes apart; `arrival_s` is monotonic time."""
+    """What a client asked for, in token ids. `salt` keeps tenants' cached prefixes apart; `arrival_s` is monotonic."""
 
     id: str
     prompt_ids: list[int]
@@ -32,6 +33,15 @@ class Request:
     def shareable_hashes(self) -> list[bytes]:
         """Block hashes a cached prefix may cover: complete blocks, and never the prompt's last token."""
         return block_hashes(self.prompt_ids, self.salt)[: (len(self.prompt_ids) - 1) // PAGE_SIZE]
+
+
+def pages_needed(prompt_tokens: int, max_tokens: int) -> tuple[int, int]:
+    """Pages to reserve for a request's first choice, and for each further one.
+
+    The last sampled token is never fed back, so it needs no room. Further choices share the prompt's full pages.
+    """
+    first = -(-(prompt_tokens + max_tokens - 1) // PAGE_SIZE)
+    return first, first - prompt_tokens // PAGE_SIZE
 
 
 @dataclass(frozen=True)
@@ -47,15 +57,6 @@ class TokenEvent:
     cached_tokens: int = 0
 
 
-def pages_needed(prompt_tokens: int, max_tokens: int) -> tuple[int, int]:
-    """Pages to reserve for a request's first choice, and for each further one.
-
-    The last sampled token is never fed back, so it needs no room. Further choices share the prompt's full pages.
-    """
-    first = -(-(prompt_tokens + max_tokens - 1) // PAGE_SIZE)
-    return first, first - prompt_tokens // PAGE_SIZE
-
-
 class Sequence:
     """One choice of one request while it runs.
 
@@ -65,17 +66,12 @@ class Sequence:
     """
 
     def __init__(self, request: Request, index: int, *, max_tokens: int, seed: int, stop_ids: frozenset[int]) -> None:
-        self.request = request
-        self.index = index
-        self.max_tokens = max_tokens
-        self.stop_ids = stop_ids
+        self.request, self.index, self.max_tokens, self.stop_ids = request, index, max_tokens, stop_ids
         self.prompt = np.asarray(request.prompt_ids, dtype=np.int64)
         self.output_ids: list[int] = []
         self.pages: list[int] = []
-        self.computed = 0
-        self.cached_tokens = 0
         self.hashes: list[bytes] = []  # of the blocks that were published
-        self.seen_publications = 0
+        self.computed = self.cached_tokens = self.seen_publications = 0
         self.parked = index > 0
         self.finish_reason: str | None = None
         self.last_progress_s = request.arrival_s
@@ -101,6 +97,10 @@ class Sequence:
             self.finish_reason = "stop"
         elif len(self.output_ids) >= self.max_tokens:
             self.finish_reason = "length"
+
+    def event(self, token_id: int, logprob: TokenLogprob | None = None, error: str | None = None) -> TokenEvent:
+        """What to tell about this sequence's newest token, or its failure."""
+        return TokenEvent(self.request.id, self.index, token_id, logprob, self.finish_reason, error, self.cached_tokens)
 
     def check(self) -> None:
         """Assert what must hold between ticks of a sequence that still runs."""
