@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, get_type_hints
 
 import httpx
 
@@ -24,6 +24,7 @@ __all__ = [
     "BenchmarkError",
     "SchedulerLike",
     "check_lengths",
+    "request_class",
     "run_scheduler",
     "run_sequential",
     "run_streams",
@@ -96,7 +97,7 @@ class SchedulerLike(Protocol):
 
 @dataclass
 class BenchRequest:
-    """A request as a scheduler expects it: greedy, exactly `max_tokens` long."""
+    """The fields of a request that the benchmark fills in; for schedulers that name no class of their own."""
 
     id: str
     prompt_ids: list[int]
@@ -105,11 +106,16 @@ class BenchRequest:
     arrival_s: float = 0.0
 
 
-def run_scheduler(
-    scheduler: SchedulerLike, works: Sequence[Work], request: Callable[..., Any] = BenchRequest
-) -> list[RequestRecord]:
-    """Send the works to a scheduler in this process; `request` makes what `submit` takes (see `BenchRequest`)."""
+def request_class(submit: Callable[..., Any]) -> Callable[..., Any]:
+    """The class that `submit` says its `request` has; `BenchRequest` where it does not say."""
+    said = get_type_hints(submit).get("request", Any)
+    return BenchRequest if said is Any else said
+
+
+def run_scheduler(scheduler: SchedulerLike, works: Sequence[Work]) -> list[RequestRecord]:
+    """Send the works to a scheduler in this process, as requests of the class that its `submit` names."""
     numbers = {id(work): number for number, work in enumerate(works)}
+    request = request_class(scheduler.submit)
 
     def submit(work: Work) -> Iterator[Chunk]:
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=work.max_tokens)

@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from helios.bench.chunks import Chunk, chunks_of, read_events, record_of
 from helios.bench.drivers import (
     BenchmarkError,
     check_lengths,
+    request_class,
     run_scheduler,
     run_sequential,
     run_streams,
@@ -22,6 +24,9 @@ from helios.bench.drivers import (
 )
 from helios.bench.metrics import summarize
 from helios.bench.workloads import Work
+from helios.engine.scheduler import Scheduler
+from helios.engine.sequence import Request
+from helios.model.sampling import SamplingParams
 
 
 def work(output: int = 4, prompt: int = 3, arrival: float = 0.0) -> Work:
@@ -105,6 +110,32 @@ def test_scheduler_gets_greedy_requests_of_exact_length() -> None:
     assert {request.id for request in seen} == {"bench-0", "bench-1"}
     assert all(r.params.ignore_eos and r.params.temperature == 0 and r.params.max_tokens == 4 for r in seen)
     assert [(r.cached_tokens, r.finish_reason) for r in records] == [(2, "length")] * 2
+
+
+@dataclass
+class OwnRequest:
+    id: str
+    prompt_ids: list[int]
+    params: Any
+    arrival_s: float
+
+
+def test_scheduler_gets_requests_of_the_class_it_names() -> None:
+    class Scheduler:
+        def submit(self, request: OwnRequest, /) -> Any:
+            assert type(request) is OwnRequest
+            event = SimpleNamespace(token_ids=[1, 2], finish_reason="length", error=None)
+            return SimpleNamespace(events=lambda: iter([event]), cached_tokens=0)
+
+    works = [work(2)]
+    check_lengths(works, run_scheduler(Scheduler(), works))
+
+
+def test_the_schedulers_own_request_can_be_made() -> None:
+    request_type = request_class(Scheduler.submit)
+    assert request_type is Request
+    asked = request_type(id="a", prompt_ids=[1], params=SamplingParams(), arrival_s=1.0)
+    assert asked.prompt_ids == [1]
 
 
 def test_events_count_when_their_last_byte_is_there() -> None:
