@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
@@ -15,7 +16,16 @@ from helios.model.convert import convert_gguf
 from helios.model.embedded import build_once, cache_home, fetch_embedded
 from helios.model.weights import weight_files
 
-__all__ = ["EMBEDDED", "INDEX", "SIDE_FILES", "check_folder", "needed_files", "resolve_model"]
+__all__ = [
+    "EMBEDDED",
+    "HUB_ID",
+    "INDEX",
+    "SIDE_FILES",
+    "check_folder",
+    "needed_files",
+    "resolve_config",
+    "resolve_model",
+]
 INDEX = "model.safetensors.index.json"
 SIDE_FILES = (
     "config.json",
@@ -65,7 +75,11 @@ def _download_repo(repo: str) -> Path:
     if INDEX in needed:
         weight_map = read_json(Path(hf_hub_download(repo, INDEX))).get("weight_map", {})
         needed += sorted(set(weight_map.values()))
-    return Path(snapshot_download(repo, allow_patterns=needed))
+    return check_folder(Path(snapshot_download(repo, allow_patterns=needed)))
+
+
+def _download_config(repo: str) -> Path:
+    return Path(hf_hub_download(repo, "config.json")).parent
 
 
 def _gguf_folder(path: Path) -> Path:
@@ -77,10 +91,10 @@ def _gguf_folder(path: Path) -> Path:
     return build_once(cache_home() / "models" / f"{path.stem}-{key}", lambda part: convert_gguf(path, part))
 
 
-def _from_hub(repo: str) -> Path:
-    """The folder of hub repository `repo`, downloaded unless it lies in the hub's cache. ModelError says why not."""
+def _from_hub(repo: str, fetch: Callable[[str], Path]) -> Path:
+    """What `fetch` brings of hub repository `repo`, or the hub's own cached copy of it; ModelError says why not."""
     try:
-        return check_folder(_download_repo(repo))
+        return fetch(repo)
     except GatedRepoError:
         advice = "accept its terms on its page, then log in with `hf auth login` or set HF_TOKEN"
         raise ModelError(f"{repo} is gated: {advice}.") from None
@@ -104,6 +118,7 @@ def _from_hub_cache(repo: str, reason: Exception) -> Path:
 
 
 EMBEDDED = "smollm2"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def resolve_model(name: str | Path) -> Path:
@@ -119,7 +134,14 @@ def resolve_model(name: str | Path) -> Path:
         return check_folder(_gguf_folder(path))
     if path.is_dir():
         return check_folder(path)
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", str(name)):
-        return _from_hub(str(name))
+    if HUB_ID.fullmatch(str(name)):
+        return _from_hub(str(name), _download_repo)
     advice = "give 'smollm2', a folder, a .gguf file, or a hub id such as Qwen/Qwen3-0.6B"
     raise ModelError(f"There is no model {str(name)!r}: {advice}.")
+
+
+def resolve_config(name: str | Path) -> Path:
+    """Like `resolve_model`, but of a hub id fetches config.json alone: enough to plan with, in a second."""
+    if HUB_ID.fullmatch(str(name)) and Path(name).suffix != ".gguf" and not Path(name).is_dir():
+        return _from_hub(str(name), _download_config)
+    return resolve_model(name)

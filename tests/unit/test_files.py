@@ -131,9 +131,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 RESOLVE = """
 import json, sys
 from helios.model.config import ModelError, load_config
-from helios.model.files import resolve_model
+from helios.model.files import resolve_config, resolve_model
 from helios.model.weights import load_weights
 results = {}
+if sys.argv[1] == "--config":
+    results = {repo: load_config(resolve_config(repo)).layers for repo in sys.argv.pop(1) and sys.argv[1:]}
+    sys.argv = sys.argv[:1]
 for repo in sys.argv[1:]:
     try:
         folder = resolve_model(repo)
@@ -227,6 +230,14 @@ def test_offline_mode_uses_the_cache_and_says_when_it_is_empty(resolved: dict[st
     found = resolve(["team/sharded", "team/never-fetched"], cache, HF_HUB_OFFLINE="1")
     assert found["team/sharded"] == resolved["team/sharded"]
     assert found["team/never-fetched"].startswith("The hub did not deliver team/never-fetched")
+
+
+def test_a_plan_needs_the_configuration_alone(hub: Hub, tmp_path: Path) -> None:
+    before = set(hub.fetched)
+    hub.fetched.clear()
+    assert resolve(["--config", "team/sharded"], tmp_path, HF_ENDPOINT=hub.url) == {"team/sharded": 2}
+    assert hub.fetched == {"team/sharded/config.json"}
+    hub.fetched |= before
 
 
 def test_an_unreachable_hub_is_named(tmp_path: Path) -> None:
