@@ -27,6 +27,25 @@ __all__ = [
     "group_by_length",
     "prefill_span",
 ]
+
+
+class Scratch:
+    """Where pages are gathered to: one block, kept for all layers, so that no layer waits for fresh memory."""
+
+    def __init__(self) -> None:
+        self._block = torch.empty(0)
+
+    def gather(self, keys: Tensor, values: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows `slots [S]` of `keys` and `values` `[slots, K·D]`, valid until the next call."""
+        count, width = len(slots), keys.shape[1]
+        if self._block.numel() < 2 * count * width:
+            self._block = keys.new_empty(2 * count * width)
+        block = self._block[: 2 * count * width].view(2, count, width)
+        torch.index_select(keys, 0, slots, out=block[0])
+        torch.index_select(values, 0, slots, out=block[1])
+        return block[0], block[1]
+
+
 PAD_TO = 64  # lengths in a group are rounded up to this, so that few different shapes occur
 GROUP_COST = 384  # what one more group costs, in padded slots
 
@@ -91,23 +110,6 @@ def prefill_span(layout: Layout, span: int, upload: Upload, masked: bool) -> Pre
         return PrefillSpan(rows)
     slots = upload(f"past{span}", layout.slots(np.array(span), np.arange(context)))
     return PrefillSpan(rows, slots, causal_mask(query, context, slots.device) if masked else None)
-
-
-class Scratch:
-    """Where pages are gathered to: one block, kept for all layers, so that no layer waits for fresh memory."""
-
-    def __init__(self) -> None:
-        self._block = torch.empty(0)
-
-    def gather(self, keys: Tensor, values: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows `slots [S]` of `keys` and `values` `[slots, K·D]`, valid until the next call."""
-        count, width = len(slots), keys.shape[1]
-        if self._block.numel() < 2 * count * width:
-            self._block = keys.new_empty(2 * count * width)
-        block = self._block[: 2 * count * width].view(2, count, width)
-        torch.index_select(keys, 0, slots, out=block[0])
-        torch.index_select(values, 0, slots, out=block[1])
-        return block[0], block[1]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 # Generated from notebooks/09_prefix_caching.ipynb by `helios export`; edit the notebook.
 """Prefix caching.
 
-Pages of prompts that were computed before are found by a chain of hashes and shared; idle ones are
-kept until their memory is needed.
+Finds the pages of prompts that were computed before. A chain of hashes names every full block of
+256 tokens together with all that precedes it; blocks with one name share one page. Pages that
+nobody uses stay until their memory is needed, and go leaf first, least recently used first.
 """
 
 from __future__ import annotations
@@ -171,6 +172,11 @@ class PrefixCache:
             self._queue = [place for place in self._queue if place[1] == place[2].ticket]
             heapq.heapify(self._queue)
 
+    def _next(self) -> Entry | None:
+        while self._queue and self._queue[0][1] != self._queue[0][2].ticket:
+            heapq.heappop(self._queue)
+        return self._queue[0][2] if self._queue else None
+
     def evict(self, count: int) -> int:
         """Free up to `count` pages that nobody else holds, least recently used leaf first; returns how many were freed.
 
@@ -189,11 +195,6 @@ class PrefixCache:
             self._drop(entry)
             freed += 1
         return freed
-
-    def _next(self) -> Entry | None:
-        while self._queue and self._queue[0][1] != self._queue[0][2].ticket:
-            heapq.heappop(self._queue)
-        return self._queue[0][2] if self._queue else None
 
     def _drop(self, entry: Entry) -> None:
         del self._entries[entry.key], self._by_page[entry.page]
