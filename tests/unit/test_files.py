@@ -135,8 +135,8 @@ from helios.model.files import resolve_config, resolve_model
 from helios.model.weights import load_weights
 results = {}
 if sys.argv[1] == "--config":
-    results = {repo: load_config(resolve_config(repo)).layers for repo in sys.argv.pop(1) and sys.argv[1:]}
-    sys.argv = sys.argv[:1]
+    results = {repo: load_config(resolve_config(repo)).layers for repo in sys.argv[2:]}
+    sys.argv = []
 for repo in sys.argv[1:]:
     try:
         folder = resolve_model(repo)
