@@ -169,18 +169,29 @@ class Engine:
 
     def _fork(self, first: Sequence) -> None:
         """Start the parked choices: they share the prompt's full pages and get a copy of the partly filled one."""
-        prompt = len(first.prompt)
-        full, partial = divmod(prompt, PAGE_SIZE)
-        for child in self._choices[first.request.id]:
-            if child is first:
-                continue
+        full, partial = divmod(len(first.prompt), PAGE_SIZE)
+        for child in [choice for choice in self._choices[first.request.id] if choice.parked]:
             self.pool.retain(first.pages[:full])
             if partial:
                 self.cache.copy_page(first.pages[full], child.pages[0])
             child.pages = first.pages[:full] + child.pages
-            child.computed, child.cached_tokens = prompt, first.cached_tokens
-            child.hashes = list(first.hashes)
-            child.parked = False
+            child.computed, child.cached_tokens = first.computed, first.cached_tokens
+            child.hashes, child.parked = list(first.hashes), False
+
+    def _adopt(self, seq: Sequence) -> None:
+        """Skip what another request has published since: its pages replace ours, and `computed` jumps ahead."""
+        seq.seen_publications = self._publications
+        matched = self._match(seq.request)
+        blocks, own = len(matched), seq.computed // PAGE_SIZE
+        if blocks <= own:
+            self.pool.release(matched)
+            return
+        self.pool.release(seq.pages[own:blocks] + matched[:own])
+        seq.pages[own:blocks] = matched[own:]
+        skipped = blocks * PAGE_SIZE - seq.computed
+        seq.computed += skipped
+        seq.cached_tokens += skipped
+        self._totals["cached_tokens"] += skipped
 
     def _commit(self, batch: Batch, logits: Tensor) -> list[TokenEvent]:
         """Turn a pass's logits into events: publish what was computed, append what was sampled, let the done leave."""
@@ -207,21 +218,6 @@ class Engine:
                 self._leave(seq)
         self._totals["output_tokens"] += len(batch.sampled) - len(bad)
         return events
-
-    def _adopt(self, seq: Sequence) -> None:
-        """Skip what another request has published since: its pages replace ours, and `computed` jumps ahead."""
-        seq.seen_publications = self._publications
-        matched = self._match(seq.request)
-        blocks, own = len(matched), seq.computed // PAGE_SIZE
-        if blocks <= own:
-            self.pool.release(matched)
-            return
-        self.pool.release(seq.pages[own:blocks] + matched[:own])
-        seq.pages[own:blocks] = matched[own:]
-        skipped = blocks * PAGE_SIZE - seq.computed
-        seq.computed += skipped
-        seq.cached_tokens += skipped
-        self._totals["cached_tokens"] += skipped
 
     @torch.inference_mode()
     def tick(self, now: float) -> list[TokenEvent]:

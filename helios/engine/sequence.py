@@ -60,9 +60,9 @@ class TokenEvent:
 class Sequence:
     """One choice of one request while it runs.
 
-    `computed` counts the tokens whose keys and values are stored; `cached_tokens` those of them that came from the
-    prefix cache. `pages` is the page table, reserved whole at admission. A `parked` choice (index above 0 of a request
-    with n > 1) holds only its own pages and waits for the first choice to compute the prompt.
+    `computed` counts the tokens whose keys and values are stored; `cached_tokens` those that came from the prefix
+    cache. `pages` is the page table, reserved whole at admission. A `parked` choice (index above 0) holds only its own
+    pages and waits for the first choice to compute the prompt.
     """
 
     def __init__(self, request: Request, index: int, *, max_tokens: int, seed: int, stop_ids: frozenset[int]) -> None:
@@ -75,7 +75,7 @@ class Sequence:
         self.parked = index > 0
         self.finish_reason: str | None = None
         self.last_progress_s = request.arrival_s
-        banned = sorted(stop_ids) if request.params.min_tokens > 0 else []
+        banned = sorted(stop_ids) if request.params.min_tokens else []
         self.row = SampleRow(request.params, request.prompt_ids, self.output_ids, seed, banned)
 
     @property
@@ -118,8 +118,6 @@ def make_choices(request: Request, max_tokens: int, eos_ids: Iterable[int]) -> l
     """A request's n sequences, each with a seed derived from the request's (a fresh one if it has none)."""
     params = request.params
     seed = secrets.randbits(63) if params.seed is None else params.seed
-    stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else frozenset(eos_ids))
-    return [
-        Sequence(request, i, max_tokens=max_tokens, seed=choice_seed(seed, i), stop_ids=stop_ids)
-        for i in range(params.n)
-    ]
+    ends = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else frozenset(eos_ids))
+    seeds = [choice_seed(seed, i) for i in range(params.n)]
+    return [Sequence(request, i, max_tokens=max_tokens, seed=s, stop_ids=ends) for i, s in enumerate(seeds)]

@@ -43,8 +43,8 @@ def plan_tick(running: Seq[SeqView], budget: int, now: float) -> TickPlan:
 
     Bounds. A tick never holds more than `budget` tokens. With G generating sequences and a budget of two or more, each
     gets a token at least once in every ceil(G / floor(budget / 2)) ticks: in every tick while G ≤ budget / 2. The
-    oldest unfinished prompt is served at the latest by the first tick that starts 0.1 s after its last progress; as
-    no later arrival can overtake it, a prompt moves once those before it are done. A budget of one token goes by turns.
+    oldest unfinished prompt is served at the latest by the first tick that starts 0.1 s after its last progress; no
+    later arrival overtakes it. A budget of one token goes by turns.
     """
     prompts = sorted((view for view in running if view.remaining_prompt > 0), key=lambda view: view.arrival_s)
     generating = [view for view in running if view.remaining_prompt == 0]
@@ -57,8 +57,6 @@ def plan_tick(running: Seq[SeqView], budget: int, now: float) -> TickPlan:
         generating = sorted(generating, key=lambda view: (view.last_progress_s, view.arrival_s))[:left]
     left -= len(generating)
     for view in prompts:
-        if left == 0:
-            break
         had = chunks.get(view.key, 0)
         more = min(view.remaining_prompt - had, left)
         chunks[view.key] = had + more
