@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
@@ -102,6 +103,17 @@ def test_an_empty_stop_string_is_refused_and_a_single_one_accepted() -> None:
 def test_the_matcher_falls_back_within_itself() -> None:
     matcher = StopMatcher("ababc")
     assert [matcher.step(character) for character in "abababc"] == [False] * 6 + [True]
+
+
+def test_what_is_held_is_right_for_every_short_pattern() -> None:
+    for pattern in map("".join, itertools.product("ab", repeat=8)):
+        stop, text = pattern[:7], "aabaaabaaaabbab" + pattern
+        matcher = StopMatcher(stop)
+        for end in range(1, len(text) + 1):
+            if matcher.step(text[end - 1]):
+                assert text[:end].endswith(stop)
+                break
+            assert matcher.matched == max(k for k in range(len(stop)) if text[:end].endswith(stop[:k]))
 
 
 def test_the_cost_of_a_token_does_not_grow_with_the_text() -> None:
