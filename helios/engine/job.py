@@ -18,6 +18,16 @@ __all__ = ["Batch", "Choice", "Job", "JobEvent", "Live", "Timings", "put_all"]
 
 
 @dataclass
+class Timings:
+    """When things happened to a job: seconds on the scheduler's clock; None: not yet."""
+
+    queued_s: float
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+
+
+@dataclass
 class JobEvent:
     """News of one choice of a request: what became readable since its last event.
 
@@ -42,16 +52,6 @@ class JobEvent:
             token_ids=self.token_ids + later.token_ids,
             logprobs=self.logprobs + later.logprobs,
         )
-
-
-@dataclass
-class Timings:
-    """When things happened to a job: seconds on the scheduler's clock; None: not yet."""
-
-    queued_s: float
-    admitted_s: float | None = None
-    first_token_s: float | None = None
-    finished_s: float | None = None
 
 
 class Job:
@@ -133,31 +133,26 @@ class Choice:
             return False
         self._event.token_ids.append(token.token_id)
         self._event.logprobs.append(token.logprob)
-        ended_by_token = token.finish_reason == "stop"
-        if self._stream and (not ended_by_token or self._params.include_stop_str_in_output):
+        stopped, asked_for = token.finish_reason == "stop", token.token_id in (self._params.stop_token_ids or ())
+        if self._stream and (not stopped or self._params.include_stop_str_in_output):
             self._event.text += self._stream.push(token.token_id)
             if self._stream.stop_reason is not None:
                 self.end("stop")
                 return token.finish_reason is None
         if token.finish_reason is not None:
-            self.end(token.finish_reason, stop_reason=self._stop_token(token) if ended_by_token else None)
+            by_itself = token.token_id in self._eos_token_ids and not self._params.ignore_eos
+            self.end(token.finish_reason, token.token_id if stopped and asked_for and not by_itself else None)
         return False
 
-    def _stop_token(self, token: TokenEvent) -> int | None:
-        """The stop token the user asked for; None when the model ended its turn by itself."""
-        by_itself = token.token_id in self._eos_token_ids and not self._params.ignore_eos
-        return token.token_id if token.token_id in (self._params.stop_token_ids or ()) and not by_itself else None
-
-    def end(self, reason: str, *, stop_reason: str | int | None = None, error: str | None = None) -> None:
+    def end(self, reason: str, stop_reason: str | int | None = None, error: str | None = None) -> None:
         """Close the choice: flush the text held back and set the reason. Nothing is taken in afterwards."""
-        if self.ended:
-            return
-        self.ended = True
-        if self._stream:
-            self._event.text += self._stream.finish()
-            if self._stream.stop_reason is not None and reason in ("stop", "length"):
-                reason, stop_reason = "stop", self._stream.stop_reason
-        self._event.finish_reason, self._event.stop_reason, self._event.error = reason, stop_reason, error
+        if not self.ended:
+            self.ended = True
+            if self._stream:
+                self._event.text += self._stream.finish()
+                if self._stream.stop_reason is not None and reason in ("stop", "length"):
+                    reason, stop_reason = "stop", self._stream.stop_reason
+            self._event.finish_reason, self._event.stop_reason, self._event.error = reason, stop_reason, error
 
 
 Batch = list[tuple[Job, JobEvent]]

@@ -199,6 +199,18 @@ class LLM:
         texts_and_ids = [self._encode(prompt) for prompt in as_list(prompts)]
         return self._answer(texts_and_ids, sampling_params, use_tqdm)
 
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, dict):
+            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+            if ids is not None:
+                return text, list(ids)
+            if text is None:
+                raise RequestError('a prompt given as a dict needs "prompt" or "prompt_token_ids"', param="prompt")
+            return text, self.get_tokenizer().encode(text)
+        if isinstance(prompt, str):
+            return prompt, self.get_tokenizer().encode(prompt)
+        return None, list(prompt)
+
     def chat(
         self,
         messages: Sequence[Any],
@@ -221,18 +233,6 @@ class LLM:
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         rendered = [(tokenizer.render_chat(c, **options), tokenizer.encode_chat(c, **options)) for c in conversations]
         return self._answer(rendered, sampling_params, use_tqdm)
-
-    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        if isinstance(prompt, dict):
-            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-            if ids is not None:
-                return text, list(ids)
-            if text is None:
-                raise RequestError('a prompt given as a dict needs "prompt" or "prompt_token_ids"', param="prompt")
-            return text, self.get_tokenizer().encode(text)
-        if isinstance(prompt, str):
-            return prompt, self.get_tokenizer().encode(prompt)
-        return None, list(prompt)
 
     def _answer(
         self,

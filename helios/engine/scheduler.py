@@ -48,15 +48,13 @@ class Scheduler(Worker):
         if max_waiting < 1:
             raise ValueError(f"max_waiting must be at least 1, not {max_waiting}: every request passes by there")
         super().__init__(build, stall_after_s=stall_after_s, clock=clock)
-        self.max_waiting = max_waiting
-        self._deliver, self._debug_checks = deliver or put_all, debug_checks
+        self.max_waiting, self._deliver, self._debug_checks = max_waiting, deliver or put_all, debug_checks
         self._live: dict[str, Live] = {}  # every job that has not ended, waiting and running
         self._waiting: OrderedDict[str, Live] = OrderedDict()  # in order of arrival; leaving from the middle is O(1)
         self._running: dict[str, Live] = {}  # in the engine
         self._cancelled: set[str] = set()  # asked for; the worker sees to it
         self._outbox: Batch = []  # this turn's events; kept here so that a turn that fails does not lose them
-        self._meter = Meter()
-        self._engine_stats: dict[str, float] = {}
+        self._meter, self._engine_stats = Meter(), dict[str, float]()
 
     def _pending(self) -> int:
         return len(self._live)

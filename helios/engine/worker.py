@@ -63,8 +63,6 @@ class Worker:
             self._set_ready(engine)
             while self._wait_for_work():
                 self._turn(engine)
-                with self._lock:
-                    self._progress_s = self._clock()
             self._die(self._reason)
         except BaseException as error:
             log.exception("the engine's worker thread failed")
@@ -74,15 +72,13 @@ class Worker:
     def _set_ready(self, engine: Engine) -> None:
         with self._lock:
             if self._state == "loading":
-                self._state, self._reason = "ready", ""
-            if self._state != "dead":
-                self._engine = engine
-            self._progress_s = self._clock()
+                self._state, self._reason, self._engine = "ready", "", engine
             self._changed.notify_all()
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do; False when the thread should end."""
         with self._lock:
+            self._progress_s = self._clock()
             while self._state == "ready" and not self._pending():
                 self._work.wait()
             if self._state == "draining":
