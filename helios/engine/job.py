@@ -99,9 +99,9 @@ class Job:
 
 
 class Choice:
-    """One choice of a running job, on the worker's side: tokens in, events out. Tokens wait for their text.
+    """One choice of a running job, on the worker's side: tokens in, events out.
 
-    Without a tokenizer there is no text, and tokens come as they are.
+    A token waits for its text, and goes out with the first piece of it. Without a tokenizer tokens go out as they come.
     """
 
     def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
