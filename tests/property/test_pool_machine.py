@@ -71,7 +71,8 @@ class PoolMachine(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         assert self.pool.free_count == len(self.free())
-        assert [self.pool.refcount(page) for page in range(self.size)] == [self.count(page) for page in range(self.size)]
+        for page in range(self.size):
+            assert self.pool.refcount(page) == self.count(page)
         self.pool.check(self.holders)
 
 
