@@ -13,15 +13,15 @@ from starlette.types import Receive, Scope, Send
 from helios.serve.errors import translate
 from helios.serve.exchange import ClientGone, Exchange, unless_gone
 from helios.serve.protocol import StreamOptions
-from helios.serve.wire import DONE, Choice, Wire, frame
+from helios.serve.wire import DONE, Choice, Usage, Wire, frame
 
-__all__ = ["EventStream", "answer", "frames", "log", "whole_answer"]
+__all__ = ["EventStream", "Framer", "answer", "frames", "log", "whole_answer"]
 log = logging.getLogger("helios.serve")
 
 
 async def whole_answer(exchange: Exchange, wire: Wire, echoes: list[str]) -> JSONResponse:
     """Wait for every choice and answer once. `echoes[i]` is put before choice i's text."""
-    choices = {index: Choice(index, text) for index, text in enumerate(echoes)}
+    choices = [Choice(index, text) for index, text in enumerate(echoes)]
     async for fresh in exchange.pieces():
         for piece in fresh:
             choice = choices[piece.index]
@@ -29,35 +29,50 @@ async def whole_answer(exchange: Exchange, wire: Wire, echoes: list[str]) -> JSO
             choice.token_ids += piece.token_ids
             choice.logprobs += piece.logprobs
             choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
-    return JSONResponse(wire.answer([choices[index] for index in sorted(choices)], exchange.usage))
+    return JSONResponse(wire.answer(choices, exchange.usage))
 
 
-async def frames(exchange: Exchange, wire: Wire, echoes: list[str], options: StreamOptions) -> AsyncIterator[bytes]:
+class Framer:
+    """Turns pieces into frames and remembers, for each choice, whether it was opened and how much was sent."""
+
+    def __init__(self, wire: Wire, echoes: list[str], options: StreamOptions) -> None:
+        self.wire, self.echoes, self.options = wire, echoes, options
+        self.opened: set[int] = set()
+        self._sent = [0] * len(echoes)
+
+    def _worth_a_frame(self, piece: Choice) -> bool:
+        asked_for = self.wire.with_ids or (self.wire.with_logprobs and piece.logprobs)
+        return bool(piece.text or piece.finish_reason or asked_for)
+
+    def write(self, fresh: list[Choice], usage: Usage) -> bytes:
+        """The frames of the pieces that came together, b"" if none is worth one."""
+        running = usage if self.options.continuous_usage_stats else None
+        out = b""
+        for piece in filter(self._worth_a_frame, fresh):
+            if piece.index not in self.opened:
+                self.opened.add(piece.index)
+                piece.text = self.echoes[piece.index] + piece.text
+                if opening := self.wire.opening(piece.index):
+                    out += self.wire.chunk(opening, running)
+            out += self.wire.chunk([self.wire.piece(piece, self._sent[piece.index])], running)
+            self._sent[piece.index] += len(piece.text)
+        return out
+
+
+async def frames(exchange: Exchange, framer: Framer) -> AsyncIterator[bytes]:
     """The events of a stream, those that came together in one write; ends with `[DONE]`, also after an error."""
-    opened: set[int] = set()
-    sent = [0] * len(echoes)
     try:
         async for fresh in exchange.pieces():
-            running = exchange.usage if options.continuous_usage_stats else None
-            out = b""
-            for piece in fresh:
-                if not (piece.text or piece.finish_reason or wire.with_ids or (wire.with_logprobs and piece.logprobs)):
-                    continue
-                if piece.index not in opened:
-                    opened.add(piece.index)
-                    piece.text = echoes[piece.index] + piece.text
-                    if opening := wire.opening(piece.index):
-                        out += wire.chunk(opening, running)
-                out += wire.chunk([wire.piece(piece, sent[piece.index])], running)
-                sent[piece.index] += len(piece.text)
-            if out:
+            if out := framer.write(fresh, exchange.usage):
                 yield out
-        if options.include_usage:
-            yield wire.chunk([], exchange.usage)
+        if framer.options.include_usage:
+            yield framer.wire.chunk([], exchange.usage)
     except Exception as error:
-        if not opened:
+        if not framer.opened:
             raise
         known = translate(error)
+        if known.code == "internal_error":
+            log.exception("a stream failed")
         yield frame({"error": {**known.body()["error"], "code": known.status}})
     yield DONE
 
@@ -96,13 +111,12 @@ async def answer(
         exchange.__enter__()
         if stream is None:
             return await unless_gone(receive, whole_answer(exchange, wire, echoes))
-        rest = frames(exchange, wire, echoes, stream)
+        rest = frames(exchange, Framer(wire, echoes, stream))
         first = await unless_gone(receive, anext(rest))
-        streaming = EventStream(exchange, first, rest)
+        return EventStream(exchange, first, rest)
     except ClientGone:
         exchange.close()
         return Response(status_code=499)
     except BaseException:
         exchange.close()
         raise
-    return streaming

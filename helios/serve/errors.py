@@ -1,5 +1,5 @@
 # Generated from notebooks/12_wire.ipynb by `helios export`; edit the notebook.
-"""What went wrong, in the shape that OpenAI's clients unwrap: one exception class, one body, one table of status codes."""
+"""What went wrong, in the shape that OpenAI's clients unwrap: one exception class, one body, one table of statuses."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from helios.engine.scheduler import EngineDead, QueueFull
+from helios.engine.scheduler import QueueFull
+from helios.engine.worker import EngineDead
 from helios.model.params import RequestError
 from helios.model.tokenizer import ChatError
 
-__all__ = ["APIError", "bad_request", "install_handlers", "respond", "translate", "unavailable"]
+__all__ = ["APIError", "bad_request", "install_handlers", "respond", "translate", "translate_http", "unavailable"]
 
 
 class APIError(Exception):
@@ -69,21 +70,19 @@ def respond(error: Exception) -> JSONResponse:
     return JSONResponse(known.body(), known.status, headers=known.headers)
 
 
+def translate_http(request: Request, error: HTTPException) -> APIError:
+    """The framework's own refusals (404, 405, …) in our shape."""
+    missing = error.status_code == 404
+    message = f"{request.method} {request.url.path} does not exist here." if missing else str(error.detail)
+    kind = "not_found_error" if missing else "invalid_request_error"
+    return APIError(error.status_code, message, kind, headers=dict(error.headers or {}))
+
+
 def install_handlers(app: FastAPI) -> None:
     """Make `app` answer every failure with OpenAI's error object."""
 
     async def on_error(request: Request, error: Exception) -> JSONResponse:
-        return respond(error)
+        return respond(translate_http(request, error) if isinstance(error, HTTPException) else error)
 
-    async def on_http(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        missing = error.status_code == 404
-        message = f"{request.method} {request.url.path} does not exist here." if missing else str(error.detail)
-        kind = "not_found_error" if missing else "invalid_request_error"
-        return JSONResponse(
-            APIError(error.status_code, message, kind).body(), error.status_code, headers=dict(error.headers or {})
-        )
-
-    for known in (APIError, RequestError, ChatError, QueueFull, EngineDead, Exception):
+    for known in (APIError, RequestError, ChatError, QueueFull, EngineDead, HTTPException, Exception):
         app.add_exception_handler(known, on_error)
-    app.add_exception_handler(HTTPException, on_http)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable
+from typing import Self, TypeVar
 
-from starlette.types import Message as ASGIMessage
+from starlette.types import Receive
 
 from helios.engine.job import Job, JobEvent
 from helios.engine.scheduler import Scheduler
@@ -16,8 +16,7 @@ from helios.engine.sequence import Request
 from helios.serve.errors import APIError
 from helios.serve.wire import Choice, Usage
 
-__all__ = ["Box", "ClientGone", "Exchange", "Mailroom", "Receive", "T", "unless_gone"]
-Receive = Callable[[], Awaitable[ASGIMessage]]
+__all__ = ["Box", "ClientGone", "Exchange", "Mailroom", "T", "unless_gone"]
 Box = asyncio.Queue[tuple[Job, JobEvent]]
 
 
@@ -32,6 +31,14 @@ class Mailroom:
         """Deliver to the running event loop from now on."""
         self._loop = asyncio.get_running_loop()
 
+    def open(self, job_id: str, box: Box) -> None:
+        """Put the events of `job_id` into `box`."""
+        self._boxes[job_id] = box
+
+    def close(self, job_id: str) -> None:
+        """Drop whatever else comes for `job_id`."""
+        self._boxes.pop(job_id, None)
+
     def deliver(self, batch: list[tuple[Job, JobEvent]]) -> None:
         """Called by the worker once per tick; returns at once, also when the loop is already closed."""
         if self._loop is not None:
@@ -43,14 +50,6 @@ class Mailroom:
             if (box := self._boxes.get(job.id)) is not None:
                 box.put_nowait((job, event))
 
-    def open(self, job_id: str, box: Box) -> None:
-        """Put the events of `job_id` into `box`."""
-        self._boxes[job_id] = box
-
-    def close(self, job_id: str) -> None:
-        """Drop whatever else comes for `job_id`."""
-        self._boxes.pop(job_id, None)
-
 
 class Exchange:
     """The jobs of one HTTP request. Use as a context manager: leaving it cancels what is unfinished."""
@@ -61,9 +60,9 @@ class Exchange:
         self._first = {request.id: position * request.params.n for position, request in enumerate(requests)}
         self._open = sum(request.params.n for request in requests)
         self._jobs: list[Job] = []
-        self.usage = Usage()
+        self.usage = Usage(prompt=sum(len(request.prompt_ids) for request in requests))
 
-    def __enter__(self) -> Exchange:
+    def __enter__(self) -> Self:
         try:
             for request in self._requests:
                 self._mail.open(request.id, self._box)
@@ -71,7 +70,6 @@ class Exchange:
         except BaseException:
             self.close()
             raise
-        self.usage.prompt = sum(len(request.prompt_ids) for request in self._requests)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -98,9 +96,6 @@ class Exchange:
 
     def _add(self, job: Job, event: JobEvent, fresh: dict[int, Choice]) -> None:
         if event.error is not None:
-            self._open = 0
-            for other in self._jobs:
-                other.cancel()
             raise APIError(500, event.error, "server_error", "engine_error")
         index = self._first[job.id] + event.index
         choice = fresh.setdefault(index, Choice(index))

@@ -18,7 +18,10 @@ __all__ = [
     "ChatRequest",
     "Common",
     "CompletionRequest",
+    "FROM_MODEL",
+    "FROM_REQUEST",
     "MAX_PROMPTS",
+    "NO_GRAMMAR",
     "Stop",
     "StreamOptions",
     "TokenId",
@@ -30,14 +33,14 @@ __all__ = [
 ]
 
 
+def _refuse_constant(token: str) -> float:
+    raise ValueError(f"{token} is not JSON")
+
+
 def parse_json(raw: bytes) -> dict[str, Any]:
     """The body as an object. Raises a 400 for anything else, also for NaN, lone surrogates and bottomless nesting."""
-
-    def refuse(token: str) -> float:
-        raise ValueError(f"{token} is not JSON")
-
     try:
-        body = json.loads(raw, parse_constant=refuse)
+        body = json.loads(raw, parse_constant=_refuse_constant)
         json.dumps(body, ensure_ascii=False).encode()
     except RecursionError:
         raise bad_request("The body is nested too deeply.", code="invalid_json") from None
@@ -76,9 +79,6 @@ class StreamOptions(Body):
 class Common(Body):
     """Fields that chat and completions share; `SamplingParams` checks the ranges of those that sample."""
 
-    model: str | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -88,50 +88,21 @@ class Common(Body):
     frequency_penalty: float = 0.0
     seed: int | None = None
     n: int = 1
+    logit_bias: dict[str, float] | None = None
+
     stop: str | list[Stop] | None = None
     stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = 0
-    logit_bias: dict[str, float] | None = None
     skip_special_tokens: bool = True
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
-
-
-UNSUPPORTED = {
-    "suffix": "this model has no fill-in-the-middle",
-    "prompt_logprobs": "scoring prompts is not built yet",
-    "audio": "the models are text only",
-    "use_beam_search": "beam search is not built",
-    "functions": "use `tools`",
-    "function_call": "use `tool_choice`",
-    "chat_template": "only the model's own template is used",
-    "guided_json": "constrained decoding is not built yet",
-    "guided_regex": "constrained decoding is not built yet",
-    "guided_choice": "constrained decoding is not built yet",
-    "guided_grammar": "constrained decoding is not built yet",
-    "structured_outputs": "constrained decoding is not built yet",
-}
-
-
-def refuse_unsupported(body: dict[str, Any]) -> None:
-    """Raises a 400 naming the first field that is known, set, and not supported."""
-    for field, why in UNSUPPORTED.items():
-        if body.get(field) not in (None, False):
-            raise bad_request(f"`{field}` is not supported: {why}.", field, "unsupported_parameter")
-    if body.get("best_of") not in (None, body.get("n") or 1):
-        raise bad_request("`best_of` other than `n` is not supported.", "best_of", "unsupported_parameter")
-    if body.get("modalities") not in (None, ["text"]):
-        raise bad_request("Only the modality `text` is supported.", "modalities", "unsupported_parameter")
-    wanted = body.get("response_format")
-    if wanted is not None and not (isinstance(wanted, dict) and wanted.get("type") == "text"):
-        raise bad_request(
-            "`response_format` other than `text` is not supported: constrained decoding is not built yet.",
-            "response_format",
-            "unsupported_parameter",
-        )
 
 
 class CompletionRequest(Common):
@@ -150,10 +121,10 @@ class CompletionRequest(Common):
         if not self.prompt:
             raise bad_request("`prompt` must not be empty.", "prompt")
         if isinstance(self.prompt[0], int):
-            return [[int(token) for token in self.prompt]]  # type: ignore[arg-type]
+            return [[int(token) for token in self.prompt]]
         if len(self.prompt) > MAX_PROMPTS:
             raise bad_request(f"At most {MAX_PROMPTS} prompts fit into one request.", "prompt")
-        return list(self.prompt)  # type: ignore[arg-type]
+        return list(self.prompt)
 
 
 class ChatRequest(Common):
@@ -166,6 +137,7 @@ class ChatRequest(Common):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
+
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
@@ -185,6 +157,63 @@ class ChatRequest(Common):
         return {**thinking, **self.chat_template_kwargs}
 
 
+NO_GRAMMAR = "constrained decoding is not built yet"
+UNSUPPORTED = {
+    "suffix": "this model has no fill-in-the-middle",
+    "prompt_logprobs": "scoring prompts is not built yet",
+    "audio": "the models are text only",
+    "use_beam_search": "beam search is not built",
+    "functions": "use `tools`",
+    "function_call": "use `tool_choice`",
+    "chat_template": "only the model's own template is used",
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"), NO_GRAMMAR
+    ),
+}
+
+
+def refuse_unsupported(body: dict[str, Any]) -> None:
+    """Raises a 400 naming the first field that is known, set, and not supported."""
+    reasons = {name: why for name, why in UNSUPPORTED.items() if body.get(name) not in (None, False)}
+    if body.get("best_of") not in (None, body.get("n") or 1):
+        reasons["best_of"] = "it must be equal to `n`"
+    if body.get("modalities") not in (None, ["text"]):
+        reasons["modalities"] = 'only ["text"] is'
+    wanted = body.get("response_format")
+    if wanted is not None and not (isinstance(wanted, dict) and wanted.get("type") == "text"):
+        reasons["response_format"] = NO_GRAMMAR
+    for name, why in reasons.items():
+        raise bad_request(f"`{name}` is not supported: {why}.", name, "unsupported_parameter")
+
+
+def _check_chat(asked: ChatRequest, body: dict[str, Any]) -> None:
+    if asked.top_logprobs is not None and not asked.logprobs:
+        raise bad_request("`top_logprobs` goes with `logprobs: true`.", "top_logprobs")
+    if asked.add_generation_prompt and asked.continue_final_message and "add_generation_prompt" in body:
+        raise bad_request(
+            "Set `continue_final_message` or `add_generation_prompt`, not both.", "continue_final_message"
+        )
+    if asked.tool_choice == "auto" and not asked.tools:
+        raise bad_request("`tool_choice` goes with `tools`.", "tool_choice")
+
+
+def _check_completion(asked: CompletionRequest) -> None:
+    if asked.max_tokens == 0 and not asked.echo:
+        raise bad_request("`max_tokens` must be at least 1 (0 is for `echo`).", "max_tokens")
+    if asked.echo and asked.logprobs is not None:
+        message = "`echo` with `logprobs` is not supported: scoring prompts is not built yet."
+        raise bad_request(message, "echo", "unsupported_parameter")
+
+
+def _first_finding(error: ValidationError) -> APIError:
+    findings = error.errors(include_input=False, include_url=False, include_context=False)
+    field = findings[0]["loc"][:1]
+    # A union reports one finding per member; the member that got deepest into the value is the one that was meant.
+    meant = max((each for each in findings if each["loc"][:1] == field), key=lambda each: len(each["loc"]))
+    name = str(field[0]) if field else None
+    return bad_request(f"`{name or 'body'}`: {meant['msg'][:200]}", name, "invalid_value")
+
+
 Asked = TypeVar("Asked", bound=Common)
 
 
@@ -198,57 +227,35 @@ def validate(kind: type[Asked], body: dict[str, Any]) -> Asked:
     if asked.stream_options is not None and not asked.stream:
         raise bad_request("`stream_options` goes with `stream: true`.", "stream_options")
     if isinstance(asked, ChatRequest):
-        if asked.top_logprobs is not None and not asked.logprobs:
-            raise bad_request("`top_logprobs` goes with `logprobs: true`.", "top_logprobs")
-        if asked.add_generation_prompt and asked.continue_final_message and "add_generation_prompt" in body:
-            raise bad_request(
-                "Set `continue_final_message` or `add_generation_prompt`, not both.", "continue_final_message"
-            )
-        if asked.tool_choice and not asked.tools and asked.tool_choice != "none":
-            raise bad_request("`tool_choice` goes with `tools`.", "tool_choice")
-    if isinstance(asked, CompletionRequest):
-        if asked.max_tokens == 0 and not asked.echo:
-            raise bad_request("`max_tokens` must be at least 1 (0 is for `echo`).", "max_tokens")
-        if asked.echo and asked.logprobs is not None:
-            raise bad_request(
-                "`echo` with `logprobs` is not supported: scoring prompts is not built yet.",
-                "echo",
-                "unsupported_parameter",
-            )
+        _check_chat(asked, body)
+    elif isinstance(asked, CompletionRequest):
+        _check_completion(asked)
     return asked
 
 
-def _first_finding(error: ValidationError) -> APIError:
-    finding = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    # A union reports one finding per member, with the member's name in the path: keep the field's own name.
-    field = str(finding["loc"][0]) if finding["loc"] else None
-    path = ".".join(str(step) for step in finding["loc"][:4])[:100]
-    return bad_request(f"`{path}`: {finding['msg'][:200]}", field, "invalid_value")
+FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+FROM_REQUEST = (
+    "n",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "min_tokens",
+    "logit_bias",
+    "skip_special_tokens",
+)
 
 
 def sampling_params(
     asked: Common, defaults: dict[str, float], max_tokens: int | None, logprobs: int | None
 ) -> SamplingParams:
-    """The engine's parameters; raises `RequestError` for values out of range. `max_tokens` None: to the end of the context."""
+    """The engine's parameters; raises `RequestError` for values out of range. `max_tokens` None: all of the context."""
     chosen: dict[str, Any] = dict(defaults)
-    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
-        if (value := getattr(asked, name)) is not None:
-            chosen[name] = value
+    chosen |= {name: value for name in FROM_MODEL if (value := getattr(asked, name)) is not None}
+    chosen |= {name: getattr(asked, name) for name in FROM_REQUEST}
     if "top_k" in chosen:
         chosen["top_k"] = int(chosen["top_k"])
-    same = (
-        "n",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "include_stop_str_in_output",
-        "ignore_eos",
-        "min_tokens",
-        "logit_bias",
-        "skip_special_tokens",
-    )
-    return SamplingParams(
-        **chosen, **{name: getattr(asked, name) for name in same}, max_tokens=max_tokens, logprobs=logprobs
-    )
+    return SamplingParams(**chosen, max_tokens=max_tokens, logprobs=logprobs)

@@ -69,7 +69,7 @@ class Usage:
         }
 
 
-FLOOR = -9999.0  # JSON has no minus infinity
+FLOOR = -9999.0
 
 
 def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
@@ -93,15 +93,9 @@ def completion_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprob], offse
     for token in tokens:
         offsets.append(offset)
         offset += len(token)
-    top = [
-        {_entry(tokenizer, token, 0.0)["token"]: max(value, FLOOR) for token, value in entry.top} for entry in entries
-    ]
-    return {
-        "tokens": tokens,
-        "token_logprobs": [max(entry.logprob, FLOOR) for entry in entries],
-        "top_logprobs": top,
-        "text_offset": offsets,
-    }
+    top = [{_entry(tokenizer, token, 0.0)["token"]: max(value, FLOOR) for token, value in e.top} for e in entries]
+    logprobs = [max(entry.logprob, FLOOR) for entry in entries]
+    return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
 
 
 class Wire:
@@ -113,23 +107,27 @@ class Wire:
         self.tokenizer, self.with_logprobs, self.with_ids = tokenizer, logprobs, token_ids
         self.head = {"id": self.prefix + uuid.uuid4().hex, "created": int(time.time()), "model": model}
 
+    def whole_choice(self, choice: Choice) -> dict[str, Any]:
+        """A finished choice as it stands in a whole answer."""
+        raise NotImplementedError
+
+    def piece(self, choice: Choice, offset: int) -> dict[str, Any]:
+        """The next piece of a choice's stream; `offset` characters were sent before."""
+        raise NotImplementedError
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        """What a choice's stream starts with, before its first text."""
+        return []
+
     def answer(self, choices: list[Choice], usage: Usage) -> dict[str, Any]:
         """The whole answer of a request that does not stream."""
-        return {
-            **self.head,
-            "object": self.whole,
-            "choices": [self._whole_choice(c) for c in choices],
-            "usage": usage.as_json(),
-        }
+        shaped = [self.whole_choice(choice) for choice in choices]
+        return {**self.head, "object": self.whole, "choices": shaped, "usage": usage.as_json()}
 
     def chunk(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> bytes:
         """One event of a stream."""
         payload = {**self.head, "object": self.part, "choices": choices}
         return frame(payload if usage is None else {**payload, "usage": usage.as_json()})
-
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        """What a choice's stream starts with, before its first text."""
-        return []
 
     def _ending(self, choice: Choice) -> dict[str, Any]:
         ids = {"token_ids": choice.token_ids} if self.with_ids else {}
@@ -139,25 +137,14 @@ class Wire:
 class CompletionWire(Wire):
     """`/v1/completions`."""
 
-    def _logprobs(self, entries: list[TokenLogprob], offset: int) -> dict[str, Any] | None:
-        return completion_logprobs(self.tokenizer, entries, offset) if self.with_logprobs else None
-
-    def _whole_choice(self, choice: Choice) -> dict[str, Any]:
-        return {
-            "index": choice.index,
-            "text": choice.text,
-            "logprobs": self._logprobs(choice.logprobs, 0),
-            **self._ending(choice),
-        }
-
     def piece(self, choice: Choice, offset: int) -> dict[str, Any]:
         """The next piece of a choice's stream; `offset` characters were sent before."""
-        return {
-            "index": choice.index,
-            "text": choice.text,
-            "logprobs": self._logprobs(choice.logprobs, offset),
-            **self._ending(choice),
-        }
+        logprobs = completion_logprobs(self.tokenizer, choice.logprobs, offset) if self.with_logprobs else None
+        return {"index": choice.index, "text": choice.text, "logprobs": logprobs, **self._ending(choice)}
+
+    def whole_choice(self, choice: Choice) -> dict[str, Any]:
+        """A finished choice as it stands in a whole answer."""
+        return self.piece(choice, 0)
 
 
 class ChatWire(Wire):
@@ -165,24 +152,20 @@ class ChatWire(Wire):
 
     prefix, whole, part = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def _logprobs(self, entries: list[TokenLogprob]) -> dict[str, Any] | None:
-        return chat_logprobs(self.tokenizer, entries) if self.with_logprobs else None
-
-    def _whole_choice(self, choice: Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": choice.text}
-        return {
-            "index": choice.index,
-            "message": message,
-            "logprobs": self._logprobs(choice.logprobs),
-            **self._ending(choice),
-        }
-
     def opening(self, index: int) -> list[dict[str, Any]]:
+        """The role, before the first text."""
         delta = {"role": "assistant", "content": ""}
         return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
 
     def piece(self, choice: Choice, offset: int) -> dict[str, Any]:
         """The next piece of a choice's stream."""
         delta = {"content": choice.text} if choice.text else {}
-        logprobs = self._logprobs(choice.logprobs) if choice.logprobs else None
+        wanted = self.with_logprobs and choice.logprobs
+        logprobs = chat_logprobs(self.tokenizer, choice.logprobs) if wanted else None
         return {"index": choice.index, "delta": delta, "logprobs": logprobs, **self._ending(choice)}
+
+    def whole_choice(self, choice: Choice) -> dict[str, Any]:
+        """A finished choice as it stands in a whole answer."""
+        message = {"role": "assistant", "content": choice.text}
+        logprobs = chat_logprobs(self.tokenizer, choice.logprobs) if self.with_logprobs else None
+        return {"index": choice.index, "message": message, "logprobs": logprobs, **self._ending(choice)}
