@@ -17,7 +17,7 @@ from helios.kv.prefix import PrefixCache
 from helios.model.attention import choose_attention
 from helios.model.config import KVSpec, ModelError, load_config
 from helios.model.device import choose_device, choose_dtype
-from helios.model.files import resolve_model
+from helios.model.files import resolve_config, resolve_model
 from helios.model.tokenizer import Tokenizer
 from helios.model.transformer import Transformer, load_transformer
 from helios.model.weights import random_weights
@@ -78,7 +78,7 @@ def load_model(
     if config.load_weights == "real":
         folder = resolve_model(name)
         return load_transformer(folder, device=device, dtype=dtype), Tokenizer.from_folder(folder), name
-    folder = Path(name) if Path(name, "config.json").is_file() else resolve_model(name)
+    folder = Path(name) if Path(name, "config.json").is_file() else resolve_config(name)
     shape = load_config(folder)
     model = Transformer.from_weights(shape, random_weights(shape, device=device, dtype=dtype)).pack()
     return model, Tokenizer.from_folder(folder) if (folder / "tokenizer.json").is_file() else None, name

@@ -59,7 +59,9 @@ def greedy_answer(model: Any, prompt: list[int], new: int = NEW) -> Answer:
     )
     logits = torch.cat(out.logits).float()
     best = logits.topk(2).values
-    return Answer(prompt, out.sequences[0, len(prompt) :].tolist(), logits.log_softmax(-1), float((best[:, 0] - best[:, 1]).min()))
+    return Answer(
+        prompt, out.sequences[0, len(prompt) :].tolist(), logits.log_softmax(-1), float((best[:, 0] - best[:, 1]).min())
+    )
 
 
 def reference_model(folder: Path) -> Any:
@@ -105,7 +107,9 @@ def models(tiny_folder: Callable[[str], Path]) -> Callable[[str], Transformer]:
 def engine_over(model: Transformer, *, pages: int = 80, prefix: bool = True, **settings: Any) -> Engine:
     pool = PagePool(pages + 1)
     cache = PagedKVCache(model.config.kv_spec, pages + 1, query_heads=model.config.heads)
-    return Engine(model, cache, pool, PrefixCache(pool) if prefix else None, EngineConfig(debug_checks=True, **settings))
+    return Engine(
+        model, cache, pool, PrefixCache(pool) if prefix else None, EngineConfig(debug_checks=True, **settings)
+    )
 
 
 def ask(name: str, answer: Answer, **params: Any) -> Request:

@@ -1,4 +1,4 @@
-"""The engine over a fake model whose answer depends on every stored token: a wrong page, position or copy shows at once."""
+"""The engine over a fake model whose answer depends on every stored token: a wrong page, position or copy shows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def expected(prompt: Sequence[int], tokens: int) -> list[int]:
 
 
 class FakeModel:
-    """Cache and runner in one: pages hold token ids, and a row's logits are those of the tokens its page table reaches."""
+    """Cache and runner in one: pages hold token ids; a row's logits are those of the tokens its page table reaches."""
 
     def __init__(self, pages: int, script: Script | None = None) -> None:
         self.store: list[list[int | None]] = [[None] * PAGE_SIZE for _ in range(pages)]
@@ -264,6 +264,20 @@ def test_without_max_tokens_an_answer_runs_to_the_end_of_the_context() -> None:
     assert len(log.ids("a")) == 10 and log.last("a").finish_reason == "length"
 
 
+def test_without_max_tokens_a_small_pool_is_not_given_to_one_request() -> None:
+    engine = make_engine(pages=40)
+    for i in range(3):
+        request = greedy(f"{i}", words(100, seed=i), None, n=i + 1)
+        assert engine.can_admit(request)
+        engine.admit(request)
+        engine.check()
+    engine = make_engine(pages=2)
+    engine.admit(greedy("all there is", words(100), None))
+    log = Log(engine).drain()
+    assert len(log.ids("all there is")) == 512 - 100 + 1
+    all_pages_return(engine)
+
+
 @pytest.mark.parametrize(("prompt", "new"), [(300, 40), (256, 40), (512, 1), (20, 5), (255, 2), (257, 300), (1, 1)])
 def test_choices_share_the_prompts_full_pages(prompt: int, new: int) -> None:
     engine = make_engine(prefix=False, prefill_chunk_size=1000)
@@ -295,7 +309,7 @@ def test_choices_of_a_sampled_request_differ_and_repeat_with_the_seed() -> None:
 def test_non_finite_logits_fail_one_request_and_are_never_shared(where: int) -> None:
     sick = [1, *words(599)]
     broken = True
-    engine = make_engine(script=lambda h: -1 if broken and h[0] == 1 and len(h) > where else None, prefill_chunk_size=256)
+    engine = make_engine(script=lambda h: -1 if broken and h[0] == 1 and len(h) > where else None)
     log = Log(engine)
     well = [2, *words(99)]
     engine.admit(greedy("sick", sick, 40, n=2))
