@@ -8,13 +8,14 @@ from ledger import drawn_ledger
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from notebook_pages import notebook_page, notebook_title
+from notebook_pages import notebook_pages, notebook_title, page_of
 from reference import reference_pages
 
 from helios.book.links import chapter_page, colab_url, project_url
 
 # Marks of something that only the browser can draw; only pages that have it load the script for it.
 MATHS = 'class="arithmatex"'
+NOTEBOOK_LINK = re.compile(r"\]\(\.\./notebooks/(\d\d_\w+)\.ipynb(#[^)]+)?\)")
 
 
 def root_of(config: MkDocsConfig) -> Path:
@@ -33,7 +34,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.nav = [
         {"Home": "index.md"},
         {"Read": chapters},
-        {"Build": [f"notebooks/{path.stem}.md" for path in notebooks_of(config)]},
+        {"Build": [contents_entry(path) for path in notebooks_of(config)]},
         {
             "Reference": [
                 "api/index.md",
@@ -44,26 +45,25 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
+def contents_entry(path: Path) -> str | dict[str, Any]:
+    """A notebook in the contents: its page, or under its title the pages of its parts."""
+    parts = notebook_pages(path)[0]
+    if len(parts) == 1:
+        return f"notebooks/{path.stem}.md"
+    return {notebook_title(path): [{part.label: f"notebooks/{part.name}.md"} for part in parts]}
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages and the pictures of the notebooks."""
-    url = project_url(root_of(config))
     for path in notebooks_of(config):
-        text, images = notebook_page(path, notebook_links(url, path.name))
-        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
+        parts, images = notebook_pages(path)
+        for part in parts:
+            files.append(File.generated(config, f"notebooks/{part.name}.md", content=part.text))
         for name, data in images.items():
             files.append(File.generated(config, f"notebooks/{name}", content=data))
     for name, text in reference_pages(root_of(config)).items():
         files.append(File.generated(config, f"api/{name}.md", content=text))
     return files
-
-
-def notebook_links(url: str, notebook: str) -> str:
-    """The line of links below a notebook page's title."""
-    links = [f"[Read the chapter](../{chapter_page(notebook)})"]
-    if colab := colab_url(url, notebook):
-        links.append(f"[Open in Colab]({colab})")
-    links.append(f"[Source]({url}/blob/main/notebooks/{notebook})")
-    return " · ".join(links) + "\n{ .links }"
 
 
 def chapter_links(url: str, notebook: str) -> str:
@@ -95,12 +95,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     results = Path(config.docs_dir) / "results" / "ledger.json"
     markdown = re.sub(r"<!-- ledger: (.+?) -->", lambda match: drawn_ledger(results, match[1]), markdown)
     markdown = markdown.replace("<!-- chapters -->", chapter_table(config))
-    markdown = re.sub(r"\]\(\.\./notebooks/(\d\d_\w+)\.ipynb\)", r"](notebooks/\1.md)", markdown)
+    markdown = NOTEBOOK_LINK.sub(lambda match: notebook_page_link(root_of(config), match), markdown)
     notebook = page.file.src_uri.removesuffix(".md").replace("-", "_") + ".ipynb"
     if (root_of(config) / "notebooks" / notebook).is_file():
         title, _, rest = markdown.partition("\n")
         markdown = f"{title}\n\n{chapter_links(project_url(root_of(config)), notebook)}\n{rest}"
     return markdown
+
+
+def notebook_page_link(root: Path, match: re.Match[str]) -> str:
+    stem, anchor = match[1], match[2] or ""
+    path = root / "notebooks" / f"{stem}.ipynb"
+    return f"](notebooks/{page_of(path, anchor[1:]) if anchor and path.is_file() else stem}.md{anchor})"
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
@@ -109,10 +115,10 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Page, **_: Any) -> str:
-    """Keep pages small: no blank runs outside `<pre>`, and no token spans in notebooks, which colours.js adds again."""
+    """Keep pages small: no blank runs or comments, and in notebooks no token spans, which colours.js adds again."""
     parts = re.split(r"(<pre.*?</pre>)", output, flags=re.DOTALL)
     for place in range(0, len(parts), 2):
-        parts[place] = re.sub(r"\s*\n\s*", "\n", parts[place])
+        parts[place] = re.sub(r"\s*\n\s*", "\n", re.sub(r"<!--.*?-->", "", parts[place], flags=re.DOTALL))
     if page.file.src_uri.startswith("notebooks/"):
         for place in range(1, len(parts), 2):
             parts[place] = re.sub(r"</?span[^>]*>", "", parts[place])

@@ -4,6 +4,7 @@ import ast
 import base64
 import hashlib
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import nbformat
 from jinja2 import DictLoader
 from nbconvert.exporters import MarkdownExporter
 from nbconvert.filters import strip_ansi
+from parts import Part, anchors_of, parts_of
 
 from helios.book.export import read_modules
+from helios.book.links import chapter_page, colab_url, project_url
 
 TEMPLATE = """{% extends 'markdown/index.md.j2' %}
 {% block input %}{{ cell | shown_code }}{% endblock input %}
@@ -22,8 +25,34 @@ TEMPLATE = """{% extends 'markdown/index.md.j2' %}
 DIRECTIVE = re.compile(r"(?m)^(#\|.*|# NBVAL_\w+)\n?")
 
 
-def notebook_page(path: Path, links: str) -> tuple[str, dict[str, bytes]]:
-    """The page's Markdown and its pictures by file name; `links` take the place of the first cell's marker."""
+def notebook_pages(path: Path) -> tuple[list[Part], dict[str, bytes]]:
+    """The pages that a notebook becomes, and its pictures by file name."""
+    return made_pages(path, path.stat().st_mtime_ns)
+
+
+@cache
+def made_pages(path: Path, _: int) -> tuple[list[Part], dict[str, bytes]]:
+    links = notebook_links(project_url(path.parent.parent), path.name)
+    text, images = notebook_text(path, links)
+    return parts_of(path.stem, text, links), images
+
+
+def page_of(path: Path, anchor: str) -> str:
+    """The page of a notebook, without suffix, that has the anchor; its first page when none has."""
+    return next((part.name for part in notebook_pages(path)[0] if anchor in anchors_of(part.text)), path.stem)
+
+
+def notebook_links(url: str, notebook: str) -> str:
+    """The line of links below a notebook page's title."""
+    links = [f"[Read the chapter](../{chapter_page(notebook)})"]
+    if colab := colab_url(url, notebook):
+        links.append(f"[Open in Colab]({colab})")
+    links.append(f"[Source]({url}/blob/main/notebooks/{notebook})")
+    return " · ".join(links) + "\n{ .links }"
+
+
+def notebook_text(path: Path, links: str) -> tuple[str, dict[str, bytes]]:
+    """A notebook's Markdown and its pictures by file name; `links` take the place of the first cell's marker."""
     notebook = nbformat.read(path, as_version=4)
     titles = exported_cells(path)
     for number, cell in enumerate(notebook.cells, start=1):

@@ -5,7 +5,7 @@ import inspect
 import re
 from pathlib import Path
 
-from notebook_pages import notebook_title
+from notebook_pages import notebook_title, page_of
 
 from helios.book.export import Module, build, read_modules
 from helios.book.links import chapter_page
@@ -62,9 +62,8 @@ def module_page(module: Module, tree: ast.Module, notebook: Path) -> str:
 
 
 def symbol(node: Definition, module: str, notebook: Path) -> list[str]:
-    there = (
-        f"../notebooks/{notebook.stem}.md#{module.replace('helios', 'helios.__init__', module == 'helios')}.{node.name}"
-    )
+    anchor = f"{module.replace('helios', 'helios.__init__', module == 'helios')}.{node.name}"
+    there = f"../notebooks/{page_of(notebook, anchor)}.md#{anchor}"
     heading = f"## `{node.name}` {{ #{node.name} }}"
     where = f"[where chapter {notebook.stem[:2]} builds it]({there})\n{{ .links }}"
     return [heading, where, signature(node), plain(ast.get_docstring(node) or "")]

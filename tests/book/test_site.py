@@ -28,8 +28,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def page(site: Path, path: Path) -> str:
-    return (site / "notebooks" / f"{path.stem}.html").read_text("utf-8")
+def pages(site: Path, path: Path) -> dict[str, str]:
+    """The pages of a notebook by name: one, or one a part."""
+    found = [site / "notebooks" / f"{path.stem}.html", *sorted((site / "notebooks").glob(f"{path.stem}-*.html"))]
+    return {page.name: page.read_text("utf-8") for page in found}
 
 
 def test_nothing_is_loaded_from_another_host(site: Path) -> None:
@@ -41,12 +43,14 @@ def test_nothing_is_loaded_from_another_host(site: Path) -> None:
 
 
 @each_notebook
-def test_a_notebook_page_is_small_and_linked(site: Path, path: Path) -> None:
-    text = page(site, path)
-    assert len(text.encode()) < 100_000
-    for link in (f"blob/main/notebooks/{path.name}", "colab.research.google.com/github/", chapter_page(path.name)[:-3]):
-        assert re.search(rf'href="[^"]*{re.escape(link)}', text), link
-    assert "<!-- badges" not in text and not re.search(r'<img [^>]*src="data:', text)
+def test_the_pages_of_a_notebook_are_small_and_linked(site: Path, path: Path) -> None:
+    found = pages(site, path)
+    for name, text in found.items():
+        assert len(text.encode()) < 100_000, name
+        links = (f"blob/main/notebooks/{path.name}", "colab.research.google.com/github/", chapter_page(path.name)[:-3])
+        for link in (*links, *(other for other in found if other != name)):
+            assert re.search(rf'<article.*href="[^"]*{re.escape(link)}', text, re.DOTALL), f"{name}: {link}"
+        assert "<!-- badges" not in text and not re.search(r'<img [^>]*src="data:', text)
 
 
 @each_notebook
@@ -57,10 +61,12 @@ def test_a_chapter_links_to_its_notebook(site: Path, path: Path) -> None:
 
 
 def test_every_public_symbol_of_the_reference_leads_to_its_cell(site: Path) -> None:
-    text = (site / "api" / "book.links.html").read_text("utf-8")
-    anchor = "helios.book.links.project_url"
-    assert f"00_how_this_book_works.html#{anchor}" in text
-    assert f'id="{anchor}"' in page(site, NOTEBOOKS[0])
+    links = set()
+    for path in (site / "api").glob("*.html"):
+        links |= set(re.findall(r'href="\.\./notebooks/([^"#]+)#([^"]+)"', path.read_text("utf-8")))
+    assert ("00_how_this_book_works.html", "helios.book.links.project_url") in links
+    for name, anchor in links:
+        assert f'id="{anchor}"' in (site / "notebooks" / name).read_text("utf-8"), f"{name}#{anchor}"
 
 
 def test_search_works_without_another_host(site: Path) -> None:
