@@ -252,6 +252,16 @@ def test_publishing_a_known_block_is_a_use() -> None:
     assert prefix.expire() == 1
 
 
+def test_a_use_without_a_match_moves_the_block_back_in_the_queue() -> None:
+    pool, prefix, clock = make()
+    for clock.now, block in ((1.0, 1), (2.0, 2)):
+        pool.release(run(pool, prefix, chain(block)))
+    clock.now = 3.0
+    prefix.publish(chain(1), pool.allocate(1))
+    assert prefix.evict(1) == 1
+    assert known(prefix, 1) and not known(prefix, 2)
+
+
 def test_clear_forgets_all_and_takes_no_page_from_a_sequence() -> None:
     pool, prefix, _ = make()
     held = run(pool, prefix, chain(1, 2))
