@@ -96,12 +96,11 @@ class PrefixCache:
 
     def match(self, hashes: Sequence[bytes]) -> list[int]:
         """The pages of the longest known chain at the start of `hashes`, retained for the caller, who releases them."""
-        now, pages = self._clock(), []
+        pages = []
         for key in hashes:
             entry = self._entries.get(key)
             if entry is None:
                 break
-            entry.last_used = now
             pages.append(entry.page)
         self._pool.retain(pages)
         return pages
