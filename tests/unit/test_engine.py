@@ -345,6 +345,17 @@ def test_pages_bound_admission_and_are_evicted_under_pressure() -> None:
     all_pages_return(engine)
 
 
+def test_more_sequences_than_budget_take_turns() -> None:
+    engine = make_engine(prefill_chunk_size=2)
+    log = Log(engine)
+    for i in range(5):
+        engine.admit(greedy(f"{i}", words(1, seed=i), 99))
+    log.tick(45)
+    before = [len(log.ids(f"{i}")) for i in range(5)]
+    log.tick(20)
+    assert [len(log.ids(f"{i}")) - had for i, had in enumerate(before)] == [8] * 5
+
+
 def test_the_batch_size_counts_choices() -> None:
     engine = make_engine(max_batch_size=4)
     engine.admit(greedy("a", words(5), 9, n=3))
