@@ -6,7 +6,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import logging
+import os
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -14,12 +18,14 @@ from typing import Annotated, Any, Optional
 import typer
 
 __all__ = [
+    "SENTENCES",
     "app",
     "bench_command",
     "chat_command",
     "doctor_command",
     "export_command",
     "fetch_command",
+    "is_mistake",
     "main",
     "plan_command",
     "serve_command",
@@ -34,7 +40,7 @@ app = typer.Typer(
 
 
 def with_settings(load: Callable[[], type[Any]]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn the fields of a settings class into flags of a command, which then gets the filled settings as its first argument.
+    """Turn the fields of a settings class into flags of a command, whose first argument is then the filled settings.
 
     Only flags that were given are passed on: the class itself looks at `HELIOS_…` variables and defaults.
     """
@@ -60,11 +66,11 @@ def with_settings(load: Callable[[], type[Any]]) -> Callable[[Callable[..., None
 def _flag(name: str, field: Any) -> inspect.Parameter:
     """One flag: `--name VALUE`, absent unless given; booleans get `--name/--no-name`."""
     kinds = [bool, int, float, str]
-    kind = next((k for k in kinds if field.annotation in (k, Optional[k])), str)  # noqa: UP045
+    kind = next((k for k in kinds if field.annotation in (k, k | None)), str)
     default = "" if field.default is None else f"default {field.default}; "
     option = typer.Option(help=f"{field.description} ({default}HELIOS_{name.upper()})", show_default=False)
     return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Optional[kind], option]
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
 
 
@@ -80,25 +86,39 @@ def _filled(settings: type[Any], given: dict[str, Any]) -> Any:
         raise typer.BadParameter(f"{flag} (or {variable}) is {wrong['input']!r}: {wrong['msg']}") from None
 
 
+SENTENCES = ("ModelError", "LaunchError", "BenchmarkError", "EngineDead", "RequestError", "ExportError", "NoCheckout")
+
+
+def is_mistake(error: BaseException) -> bool:
+    """Whether `error` is something that the user can mend, and its text says how."""
+    building = any(frame.name == "build_engine" for frame in traceback.extract_tb(error.__traceback__))
+    return type(error).__name__ in SENTENCES or (building and isinstance(error, ValueError))
+
+
+def _no_mistakes(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and record.exc_info[1] and is_mistake(record.exc_info[1]))
+
+
 def main() -> None:
     """The `helios` command: exit code 0, 1 for what the user can mend (said on stderr), 130 after Ctrl-C."""
+    logging.getLogger("helios").addFilter(_no_mistakes)
+    code: Any = 0
     try:
         app()
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        code = 130
+    except SystemExit as end:
+        code = end.code
     except Exception as error:
-        if type(error).__name__ not in (
-            "ModelError",
-            "LaunchError",
-            "BenchmarkError",
-            "EngineDead",
-            "RequestError",
-            "ExportError",
-            "NoCheckout",
-        ):
+        if not is_mistake(error):
             raise
         print(f"helios: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        code = 1
+    if any(thread.name == "helios-engine" for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
+    raise SystemExit(code)
 
 
 def _engine_settings() -> type[Any]:
@@ -136,7 +156,7 @@ def chat_command(
     config = settings.engine_config()
     with LLM(**vars(config)) as llm:
         messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
-        while question := _ask():
+        for question in _questions():
             messages.append({"role": "user", "content": question})
             answer = ""
             for text in llm.stream_chat(messages, max_tokens=max_tokens, temperature=temperature):
@@ -146,11 +166,17 @@ def chat_command(
             messages.append({"role": "assistant", "content": answer})
 
 
-def _ask() -> str:
-    try:
-        return input("you: " if sys.stdin.isatty() else "").strip()
-    except EOFError:
-        return ""
+def _questions() -> Iterator[str]:
+    person = sys.stdin.isatty()
+    while True:
+        try:
+            line = input("you: " if person else "").strip()
+        except EOFError:
+            return
+        if line:
+            yield line
+        elif person:
+            return
 
 
 @app.command("bench")
@@ -213,9 +239,7 @@ def _target(settings: Any, url: str) -> Iterator[tuple[Callable[..., Any], int, 
 @app.command("export")
 def export_command(
     notebooks: Annotated[Optional[list[Path]], typer.Argument(help="only these; default: all")] = None,  # noqa: UP045
-    check: Annotated[
-        bool, typer.Option("--check", help="write nothing; exit 1 and show a diff if the package has drifted")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="write nothing; exit 1 with a diff if they differ")] = False,
 ) -> None:
     """Write helios/ from the notebooks."""
     from helios.book import export
@@ -253,11 +277,8 @@ def plan_command(
     chosen = choose_dtype(here, dtype)[0] if device == "auto" else getattr(torch, default if dtype == "auto" else dtype)
     hardware = planning.this_machine(here) if device == "auto" else planning.KNOWN[device.lower()]
     config = load_config(resolve_config(model))
-    print(
-        planning.describe(
-            config, hardware, chosen, planning.plan(config, hardware, chosen, context=min(context, config.context))
-        )
-    )
+    made = planning.plan(config, hardware, chosen, context=min(context, config.context))
+    print(planning.describe(config, hardware, chosen, made))
 
 
 @app.command("doctor")

@@ -264,7 +264,8 @@ def create_app(scheduler: Scheduler, mail: Mailroom, *, name: str, version: str 
         mail.attach()
         scheduler.start()
         yield
-        await asyncio.to_thread(scheduler.shutdown)
+        if scheduler.health().status != "dead":  # else somebody has seen to it, and a hanging thread was waited for
+            await asyncio.to_thread(scheduler.shutdown)
 
     options: dict[str, Any] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}
     app = FastAPI(title="Helios", version=version, lifespan=lifespan, **options)

@@ -52,9 +52,7 @@ def _old_python() -> str:
 
 def _slow_cpu(device: torch.device, dtype: torch.dtype) -> str:
     slow = device.type == "cpu" and dtype == torch.float32
-    return (
-        "This CPU has no fast 16-bit arithmetic: expect half the speed of one with AVX512-BF16 or AMX." if slow else ""
-    )
+    return "No fast 16-bit arithmetic: expect half the speed of a CPU with AVX512-BF16 or AMX." if slow else ""
 
 
 def _gpu(device: torch.device) -> Finding:
@@ -64,12 +62,8 @@ def _gpu(device: torch.device) -> Finding:
         return Finding(
             "device", f"{torch.cuda.get_device_name(device)}, capability {major}.{minor}, {free:.1f} GB free"
         )
-    advice = (
-        ""
-        if torch.version.cuda is None
-        else "This torch is built for CUDA but sees no GPU: check the driver with nvidia-smi."
-    )
-    return Finding("device", "CPU", advice)
+    blind = torch.version.cuda is not None
+    return Finding("device", "CPU", "This torch could use a GPU but sees none: check with nvidia-smi." if blind else "")
 
 
 def _memory() -> Finding:
@@ -89,11 +83,8 @@ def _disk() -> Finding:
 
 def _embedded() -> Finding:
     ready = embedded_ready()
-    return Finding(
-        "model",
-        "embedded model " + ("ready" if ready else "not fetched yet"),
-        "" if ready else "Fetch it once: helios fetch",
-    )
+    state, advice = ("ready", "") if ready else ("not fetched yet", "Fetch it once: helios fetch")
+    return Finding("model", f"embedded model {state}", advice)
 
 
 def _optional() -> Finding:

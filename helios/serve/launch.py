@@ -8,23 +8,23 @@ it chose and ends cleanly, the offline API, and the command line that starts the
 from __future__ import annotations
 
 import dataclasses
-import os
 import socket
 import sys
 import threading
-import time
 from importlib.metadata import version
 from types import FrameType
 
 import uvicorn
 
-from helios.engine.build import build_engine
+from helios.engine.build import build_engine, default_model
 from helios.engine.scheduler import Scheduler
+from helios.engine.worker import EngineDead
+from helios.model.device import choose_device
 from helios.serve.app import create_app
 from helios.serve.exchange import Mailroom
 from helios.serve.settings import ServeSettings
 
-__all__ = ["LaunchError", "Server", "bind", "default_model", "make_server", "serve", "served_name", "welcome"]
+__all__ = ["LaunchError", "Server", "announce", "bind", "make_server", "serve", "served_name", "welcome"]
 
 
 class LaunchError(RuntimeError):
@@ -52,29 +52,27 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.scheduler, self._drain_s = scheduler, drain_s
         self.failure: str | None = None
-        self._stopping = False
+        self.stopping = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain, then stop. A second one stops at once."""
-        if self._stopping:
+        if self.stopping:
             self.should_exit = self.force_exit = True
             return
-        self._stopping = True
-        print(
-            f"\nStopping: running requests get up to {self._drain_s:g} s. Again to stop at once.",
-            file=sys.stderr,
-            flush=True,
-        )
+        self.stopping = True
         threading.Thread(target=self._drain, name="helios-drain", daemon=True).start()
 
     def _drain(self) -> None:
+        if self.scheduler.health().status != "loading":
+            note = f"\nStopping: running requests get up to {self._drain_s:g} s. Again to stop at once."
+            print(note, file=sys.stderr, flush=True)
         self.scheduler.shutdown(drain_s=self._drain_s)
         self.should_exit = True
 
 
 def welcome(url: str, name: str, report: dict[str, str]) -> str:
     """The text printed when the server is ready."""
-    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
     chosen = "\n".join(f"  {key:<12} {value}" for key, value in report.items())
     return (
         f"Helios {version('helios')} serves {name} at {url}\n{chosen}\n\n"
@@ -82,26 +80,18 @@ def welcome(url: str, name: str, report: dict[str, str]) -> str:
     )
 
 
-def served_name(settings: ServeSettings, resolved: str) -> str:
+def served_name(settings: ServeSettings, model: str) -> str:
     """The name clients use: as asked, else the model's, without the folders of a local path."""
-    if settings.served_model_name:
-        return settings.served_model_name
-    return (
-        resolved.rstrip("/\\").replace("\\", "/").removesuffix(".gguf").split("/")[-1]
-        if _is_path(resolved)
-        else resolved
-    )
-
-
-def _is_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")
+    plain = model.replace("\\", "/").rstrip("/")
+    is_path = plain.startswith((".", "/", "~")) or plain.count("/") > 1 or plain.endswith(".gguf")
+    return settings.served_model_name or (plain.removesuffix(".gguf").split("/")[-1] if is_path else model)
 
 
 def make_server(settings: ServeSettings) -> tuple[Server, str]:
     """The server for `settings`, not started yet, and the served model's name."""
     config = settings.engine_config()
     if config.model == "auto":
-        config = dataclasses.replace(config, model=default_model(config.device))
+        config = dataclasses.replace(config, model=default_model(choose_device(config.device)))
     name = served_name(settings, config.model)
     mail = Mailroom()
     scheduler = Scheduler(lambda: build_engine(config), max_waiting=settings.max_waiting, deliver=mail.deliver)
@@ -112,16 +102,16 @@ def make_server(settings: ServeSettings) -> tuple[Server, str]:
     return Server(options, scheduler, settings.shutdown_timeout), name
 
 
-def default_model(device: str) -> str:
-    """Qwen3-4B on a GPU with room for it (8 GB of weights, and pages), otherwise the embedded model."""
-    import torch
-
-    from helios.model.device import choose_device
-
-    chosen = choose_device(device)
-    if chosen.type == "cuda" and torch.cuda.mem_get_info(chosen)[0] > 10.5e9:
-        return "Qwen/Qwen3-4B"
-    return "smollm2"
+def announce(server: Server, url: str, name: str) -> None:
+    """Wait for the engine, then print the welcome; if it cannot be built, stop the server and keep the reason."""
+    try:
+        report = server.scheduler.wait_ready().report
+    except EngineDead as error:
+        if not server.stopping:
+            server.failure = str(error.__cause__ or error)
+            server.should_exit = True
+        return
+    print(welcome(url, name, report), flush=True)
 
 
 def serve(settings: ServeSettings) -> None:
@@ -132,21 +122,7 @@ def serve(settings: ServeSettings) -> None:
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     if host in ("0.0.0.0", "::"):
         print("Warning: this address is open to your network, and the server asks nobody for a key.", file=sys.stderr)
-    threading.Thread(target=_announce, args=(server, url, name), name="helios-announce", daemon=True).start()
+    threading.Thread(target=announce, args=(server, url, name), name="helios-announce", daemon=True).start()
     server.run(sockets=[listener])
     if server.failure is not None:
         raise LaunchError(server.failure)
-    if server.scheduler.alive:  # inside a tick or a download that cannot be interrupted: leave it behind
-        sys.stdout.flush()
-        os._exit(0)
-
-
-def _announce(server: Server, url: str, name: str) -> None:
-    scheduler = server.scheduler
-    while (health := scheduler.health()).status == "loading" and not server.should_exit:
-        time.sleep(0.02)
-    if health.status == "ready":
-        print(welcome(url, name, scheduler.wait_ready(0).report), flush=True)
-    elif health.status == "dead":
-        server.failure = health.reason
-        server.should_exit = True

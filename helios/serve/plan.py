@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
+import psutil
 import torch
 
 from helios.kv.pages import PAGE_SIZE
@@ -50,35 +52,20 @@ class Plan:
 def plan(
     config: ModelConfig, hardware: Hardware, dtype: torch.dtype, *, context: int = 2048, fraction: float = 0.9
 ) -> Plan:
-    """The plan for `config` on `hardware`; `context` is the tokens (prompt and output) of one request, one GB is left free."""
-    spec = config.kv_spec
+    """The plan for `config` on `hardware`; one request has `context` tokens, prompt and output. One GB is left free."""
     weights = config.parameter_count * dtype.itemsize
-    page = spec.page_bytes(dtype, PAGE_SIZE)
-    pages = (
-        max(0, int((hardware.memory * fraction - weights - 1 * GB) // page))
-        if hardware.memory * fraction > weights
-        else 0
-    )
+    token, page = config.kv_spec.bytes_per_token(dtype), config.kv_spec.page_bytes(dtype, PAGE_SIZE)
+    pages = max(0, int((hardware.memory * fraction - weights - GB) // page))
     requests = pages // -(-context // PAGE_SIZE)
-    step = weights + context * spec.bytes_per_token(dtype)
-    batch = max(1, requests)
-    batch_step = weights + batch * context * spec.bytes_per_token(dtype)
-    return Plan(
-        weights,
-        spec.bytes_per_token(dtype),
-        page,
-        pages,
-        requests,
-        context,
-        hardware.bandwidth / step,
-        batch * hardware.bandwidth / batch_step,
-    )
+
+    def bound(batch: int) -> float:
+        return batch * hardware.bandwidth / (weights + batch * context * token)
+
+    return Plan(weights, token, page, pages, requests, context, bound(1), bound(max(1, requests)))
 
 
 def measure_bandwidth(device: torch.device, megabytes: int = 256) -> float:
     """Bytes per second read and written while copying, the best of five."""
-    import time
-
     source = torch.ones(megabytes * 2**20 // 4, device=device)
     target = torch.empty_like(source)
     best = float("inf")
@@ -96,27 +83,24 @@ def this_machine(device: torch.device) -> Hardware:
     if device.type == "cuda":
         free, name = torch.cuda.mem_get_info(device)[0], torch.cuda.get_device_name(device)
     else:
-        import psutil
-
         free, name = psutil.virtual_memory().available, "this CPU"
     return Hardware(name, free, measure_bandwidth(device), "measured by copying")
 
 
 def describe(config: ModelConfig, hardware: Hardware, dtype: torch.dtype, made: Plan) -> str:
     """The plan as text, with its bounds labelled as bounds."""
-    kib, mib = 2**10, 2**20
-    fits = (
-        f"{made.pages:,} pages of {PAGE_SIZE} tokens, so {made.requests:,} requests of {made.context:,} tokens at once"
-    )
+    fits = f"{made.pages:,} pages of {PAGE_SIZE} tokens: {made.requests:,} requests of {made.context:,} at once"
     if made.pages == 0:
         fits = "nothing: the weights do not fit. Choose a smaller model, a smaller dtype, or a larger device."
+    speed = hardware.bandwidth / GB
+    size = f"{config.parameter_count / 1e9:.3f} billion parameters, {str(dtype).removeprefix('torch.')}"
     return "\n".join(
         [
-            f"{config.architecture}, {config.parameter_count / 1e9:.3f} billion parameters, {str(dtype).removeprefix('torch.')}",
-            f"on {hardware.name}: {hardware.memory / GB:.1f} GB, {hardware.bandwidth / GB:.0f} GB/s ({hardware.source})",
+            f"{config.architecture}, {size}",
+            f"on {hardware.name}: {hardware.memory / GB:.1f} GB, {speed:.0f} GB/s ({hardware.source})",
             f"  weights          {made.weight_bytes / GB:.2f} GB",
-            f"  KV per token     {made.kv_token_bytes / kib:.1f} KiB",
-            f"  KV per page      {made.kv_page_bytes / mib:.2f} MiB",
+            f"  KV per token     {made.kv_token_bytes / 2**10:.1f} KiB",
+            f"  KV per page      {made.kv_page_bytes / 2**20:.2f} MiB",
             f"  fits             {fits}",
             f"  decode, alone    at most {made.decode_bound:,.0f} tokens/s (computed bound: bandwidth / bytes read)",
             f"  decode, full     at most {made.batch_bound:,.0f} tokens/s (computed bound)",

@@ -19,15 +19,13 @@ class EngineSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="HELIOS_", extra="ignore", protected_namespaces=())
 
-    model: str = Field(
-        "auto",
-        description="smollm2 (embedded), a hub id, a folder, or a .gguf file; auto: what the machine has room for",
-    )
+    model: str = Field("auto", description="smollm2 (embedded), a hub id, a folder, a .gguf file; auto: what fits")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, …")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="number format of weights and cache"
-    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="format of weights and cache")
     attention: Literal["auto", "sdpa", "varlen"] = Field("auto", description="attention backend; auto: by capability")
+    threads: int | None = Field(None, ge=1, description="CPU threads for torch; default: torch's own choice")
+    debug_checks: bool = Field(False, description="verify every page and reference after each tick (slow)")
+
     max_batch_size: int = Field(32, ge=1, description="sequences that run together")
     prefill_chunk_size: int = Field(256, ge=1, description="tokens of one tick, prompts and decodes together")
     max_waiting: int = Field(256, ge=1, description="requests that may wait; more are answered 429")
@@ -36,8 +34,6 @@ class EngineSettings(BaseSettings):
     max_context: int | None = Field(None, ge=2, description="longest prompt plus output; default: the model's")
     prefix_cache: bool = Field(True, description="share the pages of equal prompt beginnings")
     prefix_ttl_s: float = Field(600.0, gt=0, description="seconds an idle shared page is shielded from eviction")
-    threads: int | None = Field(None, ge=1, description="CPU threads for torch; default: torch's own choice")
-    debug_checks: bool = Field(False, description="verify every page and reference after each tick (slow)")
 
     def engine_config(self) -> EngineConfig:
         """The engine's share of the settings."""

@@ -51,7 +51,9 @@ class Running:
 
 def start(folder: Path, **options: Any) -> tuple[Running, uvicorn.Server, threading.Thread]:
     """Serve the model in `folder` on a free port; options are those of EngineConfig."""
-    config = EngineConfig(model=str(folder), device="cpu", dtype="float32", debug_checks=True, **{"kv_pages": 64, **options})
+    config = EngineConfig(
+        model=str(folder), device="cpu", dtype="float32", debug_checks=True, **{"kv_pages": 64, **options}
+    )
     mail = Mailroom()
     scheduler = Scheduler(lambda: build_engine(config), max_waiting=config.max_waiting, deliver=mail.deliver)
     app = create_app(scheduler, mail, name=NAME, version="test")

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,11 +97,39 @@ def test_a_taken_port_costs_one_sentence() -> None:
     assert f"127.0.0.1:{port}" in output and "--port" in output
 
 
-def test_a_missing_model_costs_one_sentence(tmp_path: Path) -> None:
-    code, output = ended(launch("--model", str(tmp_path / "nothing"), "--port", "0"))
+@pytest.mark.parametrize("flags", [("--model", "nope"), ("--model", "tiny", "--attention", "varlen")])
+def test_a_model_that_cannot_be_built_costs_one_sentence(flags: tuple[str, ...], tiny_folder: Any) -> None:
+    flags = tuple(str(tiny_folder("qwen3")) if flag == "tiny" else flag for flag in flags)
+    code, output = ended(launch(*flags, "--device", "cpu", "--port", "0"))
     assert code == 1
-    last = output.strip().splitlines()[-1]
-    assert last.startswith("helios: ") and "nothing" in last
+    assert output.startswith("helios: ") and output.count("\n") == 1 and flags[-1] in output
+
+
+def test_ctrl_c_while_loading_ends_it_quickly_and_quietly(embedded: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = launch("--model", str(embedded), "--kv-pages", "16", "--port", str(port))
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=10).json()["status"] == "loading"
+            break
+        except httpx.ConnectError:
+            time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    sent = time.monotonic()
+    code, output = ended(process)
+    assert code in (0, 130) and time.monotonic() - sent < 5
+    assert output == ""
+
+
+def test_chat_takes_questions_through_a_pipe(tiny_folder: Any) -> None:
+    flags = ("--model", str(tiny_folder("qwen3")), "--dtype", "float32", "--kv-pages", "16", "--max-tokens", "3")
+    command = [*HELIOS, "chat", *flags, "--temperature", "0"]
+    done = subprocess.run(command, input="Hi\n\nHello\n", capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert done.stdout.count("\n\n") >= 2, "two questions, two answers"
 
 
 def test_a_bad_setting_names_flag_and_variable() -> None:

@@ -102,7 +102,12 @@ def client(served: Running) -> openai.OpenAI:
 
 
 def test_openai_chat_and_stream(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "max_tokens": 8}
+    asked: dict[str, Any] = {
+        "model": NAME,
+        "messages": [{"role": "user", "content": "Hi"}],
+        "temperature": 0,
+        "max_tokens": 8,
+    }
     whole = client.chat.completions.create(**asked)
     parts = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)

@@ -33,7 +33,8 @@ BAD_CHATS: list[tuple[str, Any]] = [
     ("tools", []), ("cache_salt", ""), ("messages", []), ("messages", "hi"), ("messages", [1]),
     ("messages", [{"content": "no role"}]), ("messages", [{"role": "user", "content": 5}]),
     ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
-    ("chat_template_kwargs", {"messages": []}), ("chat_template", "{{ 1 }}"), ("response_format", {"type": "json_object"}),
+    ("chat_template_kwargs", {"messages": []}), ("chat_template", "{{ 1 }}"),
+    ("response_format", {"type": "json_object"}),
 ]  # fmt: skip
 
 
@@ -57,7 +58,18 @@ def test_bad_completion(served: Running, field: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"[]", b"null", b"42", b"{", b'{"prompt": NaN}', b"[" * 100_000, b'{"prompt": "\\ud83d"}', b"\xff\xfe", b"1" * 9999],
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"42",
+        b"{",
+        b'{"prompt": NaN}',
+        b"[" * 100_000,
+        b'{"prompt": "\\ud83d"}',
+        b"\xff\xfe",
+        b"1" * 9999,
+    ],
 )
 def test_bad_bodies(served: Running, raw: bytes) -> None:
     answer = served.client.post(COMPLETE, content=raw, headers={"content-type": "application/json"})
@@ -100,7 +112,9 @@ def test_full_queue_is_429_and_others_are_unaffected(small: Running) -> None:
     answers: list[httpx.Response] = []
 
     def ask() -> None:
-        answers.append(httpx.post(small.url + COMPLETE, json={"prompt": "x", "max_tokens": 400, "ignore_eos": True}, timeout=60))
+        answers.append(
+            httpx.post(small.url + COMPLETE, json={"prompt": "x", "max_tokens": 400, "ignore_eos": True}, timeout=60)
+        )
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:

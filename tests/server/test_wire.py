@@ -93,7 +93,9 @@ def test_prompts_times_choices(served: Running) -> None:
 
 def test_same_seed_same_text_and_unseeded_differ(served: Running) -> None:
     def text(**extra: Any) -> str:
-        return served.post("/v1/completions", prompt="Hello", max_tokens=16, ignore_eos=True, **extra).json()["choices"][0]["text"]
+        return served.post("/v1/completions", prompt="Hello", max_tokens=16, ignore_eos=True, **extra).json()[
+            "choices"
+        ][0]["text"]
 
     assert text(seed=3) == text(seed=3)
     assert len({text() for _ in range(4)}) > 1
@@ -105,7 +107,9 @@ def test_chat_logprobs(served: Running) -> None:
     assert len(content) == 12
     for entry in content:
         assert len(entry["top_logprobs"]) == 2
-        assert entry["top_logprobs"][0]["logprob"] == pytest.approx(entry["logprob"]), "greedy: the best is the chosen one"
+        assert entry["top_logprobs"][0]["logprob"] == pytest.approx(entry["logprob"]), (
+            "greedy: the best is the chosen one"
+        )
         assert all(0 <= byte < 256 for byte in entry["bytes"])
 
 
