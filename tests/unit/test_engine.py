@@ -353,7 +353,8 @@ def test_more_sequences_than_budget_take_turns() -> None:
     log.tick(45)
     before = [len(log.ids(f"{i}")) for i in range(5)]
     log.tick(20)
-    assert [len(log.ids(f"{i}")) - had for i, had in enumerate(before)] == [8] * 5
+    gained = [len(log.ids(f"{i}")) - had for i, had in enumerate(before)]
+    assert sum(gained) == 40 and min(gained) >= 20 // 5, "one token in every ceil(5 / 1) ticks, at the least"
 
 
 def test_the_batch_size_counts_choices() -> None:
