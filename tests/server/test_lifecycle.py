@@ -44,7 +44,7 @@ def test_a_waiting_client_that_leaves_frees_its_place(small: Running) -> None:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(small.url + "/v1/completions", json={**LONG, "max_tokens": 500}, timeout=seconds)
 
-    first = threading.Thread(target=ask, args=(1.0,))
+    first = threading.Thread(target=ask, args=(0.6,))
     first.start()
     small.until(lambda: small.scheduler.stats()["running"] == 1)
     ask(0.2)
