@@ -16,8 +16,6 @@ _HOME = {"LLM": "helios.engine.llm", "SamplingParams": "helios.model.params"}
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
-
         return version("helios")
     if name not in _HOME:
         raise AttributeError(f"helios has no {name!r}; it offers {', '.join(_HOME)}")

@@ -11,10 +11,10 @@ import torch
 
 from helios.engine.config import EngineConfig
 from helios.engine.engine import Engine
+from helios.kv.matmul import choose_paged_attention
 from helios.kv.paged import PagedKVCache
 from helios.kv.pages import PAGE_SIZE, PagePool
 from helios.kv.prefix import PrefixCache
-from helios.model.attention import choose_attention
 from helios.model.config import KVSpec, ModelError, load_config
 from helios.model.device import choose_device, choose_dtype
 from helios.model.files import resolve_config, resolve_model
@@ -95,7 +95,7 @@ def build_engine(config: EngineConfig) -> Engine:
         torch.set_num_threads(config.threads)
     device = choose_device(config.device)
     dtype, dtype_why = choose_dtype(device, config.dtype)
-    attention, attention_why = choose_attention(device, dtype, config.attention)
+    attention, attention_why = choose_paged_attention(device, dtype, config.attention)
     model, tokenizer, name = load_model(config, device, dtype)
     spec, heads = model.config.kv_spec, model.config.heads
     context = min(model.config.context, config.max_context or model.config.context)

@@ -28,7 +28,7 @@ class EngineConfig:
     dtype: str = "auto"
     attention: str = "auto"
     max_batch_size: int = 32
-    prefill_chunk_size: int = 256
+    prefill_chunk_size: int = 1024
     max_waiting: int = 256
     kv_pages: int | None = None
     memory_fraction: float = 0.5

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import psutil
 import torch
 
-from helios.model.attention import choose_attention
+from helios.kv.matmul import choose_paged_attention
 from helios.model.device import choose_device, choose_dtype
 from helios.model.embedded import cache_home, embedded_ready
 
@@ -32,7 +32,7 @@ def examine() -> list[Finding]:
     """Every finding about this machine, the important ones first. Reads only; changes nothing."""
     device = choose_device()
     dtype, why = choose_dtype(device)
-    backend, backend_why = choose_attention(device, dtype)
+    backend, backend_why = choose_paged_attention(device, dtype)
     return [
         Finding("python", f"{platform.python_version()} on {platform.system()}", _old_python()),
         Finding("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),

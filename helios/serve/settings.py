@@ -22,12 +22,14 @@ class EngineSettings(BaseSettings):
     model: str = Field("auto", description="smollm2 (embedded), a hub id, a folder, a .gguf file; auto: what fits")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, …")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="format of weights and cache")
-    attention: Literal["auto", "sdpa", "varlen"] = Field("auto", description="attention backend; auto: by capability")
+    attention: Literal["auto", "sdpa", "matmul", "varlen"] = Field(
+        "auto", description="attention backend; auto: by capability"
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads for torch; default: torch's own choice")
     debug_checks: bool = Field(False, description="verify every page and reference after each tick (slow)")
 
     max_batch_size: int = Field(32, ge=1, description="sequences that run together")
-    prefill_chunk_size: int = Field(256, ge=1, description="tokens of one tick, prompts and decodes together")
+    prefill_chunk_size: int = Field(1024, ge=1, description="tokens of one tick, prompts and decodes together")
     max_waiting: int = Field(256, ge=1, description="requests that may wait; more are answered 429")
     kv_pages: int | None = Field(None, ge=2, description="pages of the KV pool; default: from --memory-fraction")
     memory_fraction: float = Field(0.5, gt=0, le=0.95, description="share of the free memory for the KV pool")
