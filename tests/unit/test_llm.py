@@ -126,9 +126,10 @@ def test_chat_is_the_template_and_then_generate(llm: LLM) -> None:
     assert output.prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert output.prompt_token_ids == llm.get_tokenizer().encode_chat(messages)
     assert len(llm.chat([messages, messages, messages], GREEDY)) == 3
-    assert "".join(llm.stream_chat(messages, max_tokens=8, temperature=0.0)) == llm.chat(
-        messages, SamplingParams(temperature=0.0, max_tokens=8)
-    )[0].outputs[0].text
+    assert (
+        "".join(llm.stream_chat(messages, max_tokens=8, temperature=0.0))
+        == llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=8))[0].outputs[0].text
+    )
 
 
 def test_leaving_a_stream_ends_the_request(llm: LLM) -> None:
