@@ -39,7 +39,9 @@ def run(name: str) -> tuple[bool, float]:
     command = " ".join(Path(part).name if part.startswith("/") else part for part in CHECKS[name])
     print(f"\n=== {name}: {command}", flush=True)
     started = time.monotonic()
-    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "NO_MKDOCS_2_WARNING": "1"}
+    # Waiting torch threads sleep instead of spinning: tests start many processes, and spinning ones starve each other.
+    settings = {"OMP_WAIT_POLICY": "PASSIVE", "NO_MKDOCS_2_WARNING": "1"}
+    environment = {**os.environ, **settings, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     passed = subprocess.run(CHECKS[name], cwd=ROOT, env=environment, check=False).returncode == 0
     return passed, time.monotonic() - started
 
