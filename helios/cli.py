@@ -198,16 +198,15 @@ def bench_command(
     from helios.bench.report import measure, print_table, write_json
     from helios.bench.workloads import make_workload
 
+    try:  # what is wrong with the arguments is told before a model is loaded
+        make_workload(workload, vocab, seed, rate)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if as_json is not None and not as_json.parent.is_dir():
+        raise typer.BadParameter(f"--json: there is no folder {as_json.parent}")
     with _target(settings, url) as (run, size, facts):
-        report = measure(
-            workload,
-            run,
-            lambda s: make_workload(workload, size or vocab, s, rate),
-            seed=seed,
-            repeats=repeats,
-            warmup=warmup,
-            facts=facts,
-        )
+        counted: dict[str, Any] = {"seed": seed, "repeats": repeats, "warmup": warmup, "facts": facts}
+        report = measure(workload, run, lambda s: make_workload(workload, size or vocab, s, rate), **counted)
     print_table({workload: report.median}, f"{workload}, median of {repeats}")
     if as_json is not None:
         write_json(as_json, [report])
@@ -273,6 +272,8 @@ def plan_command(
     here = choose_device() if device == "auto" else torch.device("cpu")
     if device != "auto" and device.lower() not in planning.KNOWN:
         raise typer.BadParameter(f"{device!r} is not known: choose auto, {', '.join(planning.KNOWN)}")
+    if dtype not in (names := ("auto", "float32", "bfloat16", "float16")):
+        raise typer.BadParameter(f"{dtype!r} is not known: choose one of {', '.join(names)}")
     default = "float16" if device.lower() == "t4" else "bfloat16"
     chosen = choose_dtype(here, dtype)[0] if device == "auto" else getattr(torch, default if dtype == "auto" else dtype)
     hardware = planning.this_machine(here) if device == "auto" else planning.KNOWN[device.lower()]

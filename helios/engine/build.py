@@ -44,11 +44,16 @@ def size_pool(spec: KVSpec, dtype: torch.dtype, config: EngineConfig, context: i
     """Usable pages and the reason: as many as were asked for, else a share of the `free` bytes.
 
     Never more than a full batch of full contexts could use. One full context is granted even beyond the share, if it
-    fits in four fifths of what is free. Raises ModelError if not even one page fits.
+    fits in four fifths of what is free. Raises ModelError if not even one page fits, or not the pages asked for.
     """
-    if config.kv_pages is not None:
-        return config.kv_pages, "kv_pages asks for it"
     page = spec.page_bytes(dtype)
+    if config.kv_pages is not None:
+        if config.kv_pages * page > free:
+            raise ModelError(
+                f"kv_pages={config.kv_pages} needs {config.kv_pages * page / GIB:,.1f} GiB, but {free / GIB:.1f} GiB "
+                f"are free; ask for at most {free // page} pages"
+            )
+        return config.kv_pages, "kv_pages asks for it"
     one = -(-context // PAGE_SIZE)
     share = int(free * config.memory_fraction) // page
     most = config.max_batch_size * one

@@ -6,17 +6,13 @@ from __future__ import annotations
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from helios.engine.build import build_engine
-from helios.engine.config import EngineConfig
 from helios.engine.job import Job, JobEvent, Timings
+from helios.engine.prompts import Prompt, as_list, engine_config, progress, token_list
 from helios.engine.scheduler import Scheduler
 from helios.engine.sequence import Request
 from helios.engine.worker import EngineDead
@@ -24,19 +20,7 @@ from helios.model.params import RequestError, SamplingParams
 from helios.model.sampling import TokenLogprob
 from helios.model.tokenizer import Tokenizer
 
-__all__ = [
-    "CompletionOutput",
-    "LLM",
-    "Logprob",
-    "Prompt",
-    "RequestOutput",
-    "VLLM_NAMES",
-    "as_list",
-    "engine_config",
-    "progress",
-    "read_choice",
-    "read_logprob",
-]
+__all__ = ["CompletionOutput", "LLM", "Logprob", "RequestOutput", "read_choice", "read_logprob"]
 
 
 @dataclass
@@ -98,53 +82,6 @@ def read_choice(event: JobEvent, tokenizer: Tokenizer | None) -> CompletionOutpu
     )
 
 
-Prompt = str | list[int] | dict[str, Any]
-VLLM_NAMES = {
-    "max_model_len": "max_context",
-    "max_num_seqs": "max_batch_size",
-    "max_num_batched_tokens": "prefill_chunk_size",
-    "enable_prefix_caching": "prefix_cache",
-    "gpu_memory_utilization": "memory_fraction",
-}
-
-
-def engine_config(model: str, options: dict[str, Any]) -> EngineConfig:
-    """The settings from keyword arguments, ours or vLLM's names for the same; TypeError names one that is neither."""
-    ours = {VLLM_NAMES.get(name, name): value for name, value in options.items()}
-    known = [f.name for f in fields(EngineConfig) if f.name != "model"]
-    for name in ours:
-        if name not in known:
-            raise TypeError(f"LLM has no option {name!r}; the options are {', '.join(known)}")
-    return EngineConfig(model=model, **ours)
-
-
-def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A single prompt as a list of one: a text, a list of token ids, or a dict."""
-    if isinstance(prompts, (str, dict)):
-        return [prompts]
-    listed: list[Any] = list(prompts)
-    return [listed] if listed and isinstance(listed[0], int) else listed
-
-
-@contextmanager
-def progress(total: int, wanted: bool) -> Iterator[Callable[[list[Job]], None]]:
-    """A progress bar over prompts, when there are many and somebody watches; yields what moves it along the jobs."""
-    console = Console(stderr=True)
-    columns = (TextColumn("Prompts"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    watched = wanted and total > 1 and (console.is_terminal or console.is_jupyter)
-    with Progress(*columns, console=console, disable=not watched, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        done = 0
-
-        def advance(jobs: list[Job]) -> None:
-            nonlocal done
-            while done < len(jobs) and jobs[done].finished:
-                done += 1
-            bar.update(task, completed=done)
-
-        yield advance
-
-
 class LLM:
     """A model to call from Python: loads at once, answers lists of prompts in one batch. Use `with`, or `close()` it.
 
@@ -200,16 +137,17 @@ class LLM:
         return self._answer(texts_and_ids, sampling_params, use_tqdm)
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        text: Any = prompt if isinstance(prompt, str) else None
+        ids: Any = None if isinstance(prompt, (str, dict)) else prompt
         if isinstance(prompt, dict):
             text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-            if ids is not None:
-                return text, list(ids)
-            if text is None:
-                raise RequestError('a prompt given as a dict needs "prompt" or "prompt_token_ids"', param="prompt")
-            return text, self.get_tokenizer().encode(text)
-        if isinstance(prompt, str):
-            return prompt, self.get_tokenizer().encode(prompt)
-        return None, list(prompt)
+        if ids is not None:
+            return text, token_list(ids)
+        if not isinstance(text, str):
+            raise RequestError(
+                'a prompt is a text, token ids, or a dict with "prompt" or "prompt_token_ids"', param="prompt"
+            )
+        return text, self.get_tokenizer().encode(text)
 
     def chat(
         self,
@@ -242,6 +180,9 @@ class LLM:
     ) -> list[RequestOutput]:
         if params is None or isinstance(params, SamplingParams):
             params = [params or self.get_default_sampling_params()] * len(prompts)
+        params = list(params)
+        if not all(isinstance(each, SamplingParams) for each in params):
+            raise TypeError("sampling parameters must be SamplingParams(…), one or a list of them")
         if len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts but {len(params)} sampling parameters; give one for each, or one")
         requests = [Request(str(next(self._ids)), ids, p) for (_, ids), p in zip(prompts, params, strict=True)]

@@ -66,8 +66,10 @@ class Server(uvicorn.Server):
         if self.scheduler.health().status != "loading":
             note = f"\nStopping: running requests get up to {self._drain_s:g} s. Again to stop at once."
             print(note, file=sys.stderr, flush=True)
-        self.scheduler.shutdown(drain_s=self._drain_s)
-        self.should_exit = True
+        try:
+            self.scheduler.shutdown(drain_s=self._drain_s)
+        finally:
+            self.should_exit = True
 
 
 def welcome(url: str, name: str, report: dict[str, str]) -> str:

@@ -49,4 +49,4 @@ class ServeSettings(EngineSettings):
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 opens the server to the network")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes any free one")
     served_model_name: str | None = Field(None, description="the name clients use; default: the model's own")
-    shutdown_timeout: float = Field(5.0, ge=0, description="seconds running requests get to finish at the end")
+    shutdown_timeout: float = Field(5.0, ge=0, le=3600, description="seconds running requests get to finish at the end")

@@ -99,3 +99,8 @@ def test_a_config_names_what_is_wrong_with_a_missing_model(tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Unheard"]}))
     with pytest.raises(ModelError):
         build_engine(EngineConfig(model=str(tmp_path)))
+
+
+def test_more_pages_than_there_is_memory_for_are_refused() -> None:
+    with pytest.raises(ModelError, match="at most 5 pages"):
+        size_pool(SPEC, torch.float32, EngineConfig(kv_pages=10**9), 2048, 5 * PAGE)

@@ -112,3 +112,16 @@ def test_bench_in_process(tiny_folder: Any, tmp_path: Path) -> None:
     assert answer.exit_code == 0, answer.output
     report = json.loads(target.read_text())["reports"][0]
     assert report["median"]["output_tokens"] == 64 and report["median"]["completion_ratio"] == 1.0
+
+
+def test_mistakes_are_told_before_a_model_is_loaded(tmp_path: Path) -> None:
+    absent = str(tmp_path / "no" / "x.json")
+    for flags in (["--workload", "foo"], ["--rate", "0"], ["--json", absent]):
+        answer = runner.invoke(app, ["bench", "--model", "/nowhere", *flags])
+        assert answer.exit_code == 2, answer.output
+    assert runner.invoke(app, ["plan", "smollm2", "--device", "t4", "--dtype", "zeros"]).exit_code == 2
+
+
+def test_a_drain_has_an_end() -> None:
+    with pytest.raises(ValueError, match="shutdown_timeout"):
+        ServeSettings(shutdown_timeout=float("inf"))

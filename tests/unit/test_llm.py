@@ -210,3 +210,23 @@ def test_a_forgotten_llm_frees_its_thread(tiny_folder: Callable[[str], Path]) ->
     del model
     gc.collect()
     assert gone() is None and worker_threads() == before
+
+
+def test_what_is_no_prompt_is_refused_in_a_sentence(llm: LLM) -> None:
+    for wrong in ([[1.5, 2.7]], [[True, False]], [b"abc"], [{"prompt": 5}], [["a", "b"]], [{}]):
+        with pytest.raises(RequestError, match="token ids|prompt"):
+            llm.generate(wrong, GREEDY)
+    with pytest.raises(TypeError, match="SamplingParams"):
+        llm.generate("a", {"max_tokens": 1})  # type: ignore[arg-type]
+
+
+def test_numpy_ids_are_ids(llm: LLM) -> None:
+    import numpy as np
+
+    plain = llm.generate([[65, 66, 67]], GREEDY)[0].outputs[0].token_ids
+    assert llm.generate(np.array([65, 66, 67]), GREEDY)[0].outputs[0].token_ids == plain  # type: ignore[arg-type]
+
+
+def test_an_option_under_two_names_is_refused() -> None:
+    with pytest.raises(TypeError, match="two names"):
+        LLM("anything", max_context=5, max_model_len=7)
