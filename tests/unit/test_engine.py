@@ -309,7 +309,12 @@ def test_choices_of_a_sampled_request_differ_and_repeat_with_the_seed() -> None:
 def test_non_finite_logits_fail_one_request_and_are_never_shared(where: int) -> None:
     sick = [1, *words(599)]
     broken = True
-    engine = make_engine(script=lambda h: -1 if broken and h[0] == 1 and len(h) > where else None)
+
+    def script(tokens: Sequence[int]) -> int | None:
+        return -1 if broken and tokens[0] == 1 and len(tokens) > where else None
+
+    # A chunk a block: what was computed before the sick one is good, and stays shared.
+    engine = make_engine(script=script, prefill_chunk_size=256)
     log = Log(engine)
     well = [2, *words(99)]
     engine.admit(greedy("sick", sick, 40, n=2))
