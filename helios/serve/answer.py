@@ -15,7 +15,7 @@ from helios.serve.exchange import ClientGone, Exchange, unless_gone
 from helios.serve.protocol import StreamOptions
 from helios.serve.wire import DONE, Choice, Usage, Wire, frame
 
-__all__ = ["EventStream", "Framer", "answer", "frames", "log", "whole_answer"]
+__all__ = ["EventStream", "Framer", "STREAM_HEADERS", "answer", "echo_only", "frames", "log", "whole_answer"]
 log = logging.getLogger("helios.serve")
 
 
@@ -33,12 +33,11 @@ async def whole_answer(exchange: Exchange, wire: Wire, echoes: list[str]) -> JSO
 
 
 class Framer:
-    """Turns pieces into frames and remembers, for each choice, whether it was opened and how much was sent."""
+    """Turns pieces into frames and remembers which choices were opened."""
 
     def __init__(self, wire: Wire, echoes: list[str], options: StreamOptions) -> None:
         self.wire, self.echoes, self.options = wire, echoes, options
         self.opened: set[int] = set()
-        self._sent = [0] * len(echoes)
 
     def _worth_a_frame(self, piece: Choice) -> bool:
         asked_for = self.wire.with_ids or (self.wire.with_logprobs and piece.logprobs)
@@ -54,9 +53,12 @@ class Framer:
                 piece.text = self.echoes[piece.index] + piece.text
                 if opening := self.wire.opening(piece.index):
                     out += self.wire.chunk(opening, running)
-            out += self.wire.chunk([self.wire.piece(piece, self._sent[piece.index])], running)
-            self._sent[piece.index] += len(piece.text)
+            out += self.wire.chunk([self.wire.piece(piece)], running)
         return out
+
+    def end(self, usage: Usage) -> bytes:
+        """The frame behind all text: the usage, if it was asked for."""
+        return self.wire.chunk([], usage) if self.options.include_usage else b""
 
 
 async def frames(exchange: Exchange, framer: Framer) -> AsyncIterator[bytes]:
@@ -65,8 +67,8 @@ async def frames(exchange: Exchange, framer: Framer) -> AsyncIterator[bytes]:
         async for fresh in exchange.pieces():
             if out := framer.write(fresh, exchange.usage):
                 yield out
-        if framer.options.include_usage:
-            yield framer.wire.chunk([], exchange.usage)
+        if out := framer.end(exchange.usage):
+            yield out
     except Exception as error:
         if not framer.opened:
             raise
@@ -77,13 +79,16 @@ async def frames(exchange: Exchange, framer: Framer) -> AsyncIterator[bytes]:
     yield DONE
 
 
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
 class EventStream(Response):
     """Sends frames until they end or the client leaves; closes `exchange` either way."""
 
     media_type = "text/event-stream"
 
     def __init__(self, exchange: Exchange, first: bytes, rest: AsyncIterator[bytes]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(headers=STREAM_HEADERS)
         del self.headers["content-length"]
         self._exchange, self._first, self._rest = exchange, first, rest
 
@@ -120,3 +125,13 @@ async def answer(
     except BaseException:
         exchange.close()
         raise
+
+
+def echo_only(wire: Wire, usage: Usage, echoes: list[str], stream: StreamOptions | None) -> Response:
+    """The answer to `echo` with `max_tokens: 0`: the prompts and nothing computed, streamed if `stream` is given."""
+    choices = [Choice(index, text, finish_reason="length") for index, text in enumerate(echoes)]
+    if stream is None:
+        return JSONResponse(wire.answer(choices, usage))
+    framer = Framer(wire, [""] * len(echoes), stream)
+    body = framer.write(choices, usage) + framer.end(usage) + DONE
+    return Response(body, headers=STREAM_HEADERS, media_type=EventStream.media_type)

@@ -61,7 +61,10 @@ def translate(error: Exception) -> APIError:
         return APIError(429, str(error), "rate_limit_error", "queue_full", headers={"retry-after": "1"})
     if isinstance(error, EngineDead):
         return unavailable(str(error))
-    return APIError(500, "The server failed on this request. Its log says why.", "server_error", "internal_error")
+    # uvicorn closes the connection after an error that nobody expected; a client that was not told would use it again.
+    closing = {"connection": "close"}
+    message = "The server failed on this request. Its log says why."
+    return APIError(500, message, "server_error", "internal_error", headers=closing)
 
 
 def respond(error: Exception) -> JSONResponse:

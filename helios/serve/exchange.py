@@ -13,7 +13,8 @@ from starlette.types import Receive
 from helios.engine.job import Job, JobEvent
 from helios.engine.scheduler import Scheduler
 from helios.engine.sequence import Request
-from helios.serve.errors import APIError
+from helios.engine.worker import EngineDead
+from helios.serve.errors import APIError, unavailable
 from helios.serve.wire import Choice, Usage
 
 __all__ = ["Box", "ClientGone", "Exchange", "Mailroom", "T", "unless_gone"]
@@ -55,7 +56,7 @@ class Exchange:
     """The jobs of one HTTP request. Use as a context manager: leaving it cancels what is unfinished."""
 
     def __init__(self, scheduler: Scheduler, mail: Mailroom, requests: list[Request]) -> None:
-        self._scheduler, self._mail, self._requests = scheduler, mail, requests
+        self._scheduler, self._mail, self.requests = scheduler, mail, requests
         self._box: Box = asyncio.Queue()
         self._first = {request.id: position * request.params.n for position, request in enumerate(requests)}
         self._open = sum(request.params.n for request in requests)
@@ -64,7 +65,7 @@ class Exchange:
 
     def __enter__(self) -> Self:
         try:
-            for request in self._requests:
+            for request in self.requests:
                 self._mail.open(request.id, self._box)
                 self._jobs.append(self._scheduler.submit(request))
         except BaseException:
@@ -77,7 +78,7 @@ class Exchange:
 
     def close(self) -> None:
         """Cancel what still runs and forget the rest. Safe to call twice."""
-        for request in self._requests:
+        for request in self.requests:
             self._mail.close(request.id)
         if self._open:
             for job in self._jobs:
@@ -96,7 +97,7 @@ class Exchange:
 
     def _add(self, job: Job, event: JobEvent, fresh: dict[int, Choice]) -> None:
         if event.error is not None:
-            raise APIError(500, event.error, "server_error", "engine_error")
+            raise self._failure(event.error)
         index = self._first[job.id] + event.index
         choice = fresh.setdefault(index, Choice(index))
         choice.text += event.text
@@ -107,6 +108,16 @@ class Exchange:
             choice.finish_reason, choice.stop_reason = event.finish_reason, event.stop_reason
             self._open -= 1
             self.usage.cached = sum(each.cached_tokens for each in self._jobs)
+
+    def _failure(self, error: str) -> APIError:
+        try:
+            self._scheduler.wait_ready(0)
+        except EngineDead as dead:
+            if dead.__cause__ is None:  # nothing broke: the server was asked to stop
+                return unavailable(error)
+        except TimeoutError:
+            pass
+        return APIError(500, error, "server_error", "engine_error")
 
 
 T = TypeVar("T")

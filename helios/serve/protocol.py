@@ -20,6 +20,7 @@ __all__ = [
     "CompletionRequest",
     "FROM_MODEL",
     "FROM_REQUEST",
+    "MAX_DEPTH",
     "MAX_PROMPTS",
     "NO_GRAMMAR",
     "Stop",
@@ -32,6 +33,23 @@ __all__ = [
     "validate",
 ]
 
+MAX_DEPTH = 64
+
+
+def _check_depth(body: Any) -> None:
+    level = [body]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise RecursionError
+
 
 def _refuse_constant(token: str) -> float:
     raise ValueError(f"{token} is not JSON")
@@ -41,9 +59,10 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     """The body as an object. Raises a 400 for anything else, also for NaN, lone surrogates and bottomless nesting."""
     try:
         body = json.loads(raw, parse_constant=_refuse_constant)
+        _check_depth(body)
         json.dumps(body, ensure_ascii=False).encode()
     except RecursionError:
-        raise bad_request("The body is nested too deeply.", code="invalid_json") from None
+        raise bad_request(f"The body is nested more than {MAX_DEPTH} levels deep.", code="invalid_json") from None
     except UnicodeError:
         raise bad_request("The body holds text that is not valid Unicode.", code="invalid_json") from None
     except ValueError as error:
@@ -96,7 +115,6 @@ class Common(Body):
     ignore_eos: bool = False
     min_tokens: int = 0
     skip_special_tokens: bool = True
-
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None

@@ -8,6 +8,7 @@ refusal in the shape that clients unwrap.
 
 from __future__ import annotations
 
+import codecs
 import json
 import time
 import uuid
@@ -23,6 +24,7 @@ __all__ = [
     "CompletionWire",
     "DONE",
     "FLOOR",
+    "Offsets",
     "Usage",
     "Wire",
     "chat_logprobs",
@@ -86,16 +88,40 @@ def chat_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprob]) -> dict[str
     return {"content": content}
 
 
-def completion_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprob], offset: int) -> dict[str, Any]:
-    """Four lists of equal length; `offset` is the number of characters already returned."""
+def _alternatives(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for token, value in [*entry.top, (entry.token_id, entry.logprob)]:
+        found.setdefault(_entry(tokenizer, token, 0.0)["token"], max(value, FLOOR))
+    return found
+
+
+def completion_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprob], offsets: list[int]) -> dict[str, Any]:
+    """Four lists of equal length; `offsets` says where each token begins in the answer's text."""
     tokens = [_entry(tokenizer, entry.token_id, entry.logprob)["token"] for entry in entries]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
-    top = [{_entry(tokenizer, token, 0.0)["token"]: max(value, FLOOR) for token, value in e.top} for e in entries]
     logprobs = [max(entry.logprob, FLOOR) for entry in entries]
+    top = [_alternatives(tokenizer, entry) for entry in entries]
     return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
+
+
+class Offsets:
+    """Where the tokens of one choice begin in its text, piece by piece: the same whole or streamed."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoded, self._released = 0, 0
+        self._held: list[tuple[TokenLogprob, int]] = []
+
+    def take(self, piece: Choice) -> tuple[list[TokenLogprob], list[int]]:
+        """The tokens whose offset is now certain, and their offsets; all that are left when the choice ends."""
+        for entry in piece.logprobs:
+            self._held.append((entry, self._decoded))
+            if not (self._skip_special and self._tokenizer.is_special(entry.token_id)):
+                self._decoded += len(self._utf8.decode(self._tokenizer.token_bytes(entry.token_id)))
+        self._released += len(piece.text)
+        certain = sum(piece.finish_reason is not None or start <= self._released for _, start in self._held)
+        ready, self._held = self._held[:certain], self._held[certain:]
+        return [entry for entry, _ in ready], [min(start, self._released) for _, start in ready]
 
 
 class Wire:
@@ -103,16 +129,30 @@ class Wire:
 
     prefix, whole, part = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(self, model: str, tokenizer: Tokenizer, *, logprobs: bool = False, token_ids: bool = False) -> None:
-        self.tokenizer, self.with_logprobs, self.with_ids = tokenizer, logprobs, token_ids
+    def __init__(
+        self,
+        model: str,
+        tokenizer: Tokenizer,
+        *,
+        logprobs: bool = False,
+        token_ids: bool = False,
+        skip_special: bool = True,
+    ) -> None:
+        self.tokenizer, self.with_logprobs, self.with_ids, self.skip_special = (
+            tokenizer,
+            logprobs,
+            token_ids,
+            skip_special,
+        )
+        self._offsets: dict[int, Offsets] = {}
         self.head = {"id": self.prefix + uuid.uuid4().hex, "created": int(time.time()), "model": model}
 
     def whole_choice(self, choice: Choice) -> dict[str, Any]:
         """A finished choice as it stands in a whole answer."""
         raise NotImplementedError
 
-    def piece(self, choice: Choice, offset: int) -> dict[str, Any]:
-        """The next piece of a choice's stream; `offset` characters were sent before."""
+    def piece(self, choice: Choice) -> dict[str, Any]:
+        """The next piece of a choice's stream."""
         raise NotImplementedError
 
     def opening(self, index: int) -> list[dict[str, Any]]:
@@ -137,14 +177,17 @@ class Wire:
 class CompletionWire(Wire):
     """`/v1/completions`."""
 
-    def piece(self, choice: Choice, offset: int) -> dict[str, Any]:
-        """The next piece of a choice's stream; `offset` characters were sent before."""
-        logprobs = completion_logprobs(self.tokenizer, choice.logprobs, offset) if self.with_logprobs else None
+    def piece(self, choice: Choice) -> dict[str, Any]:
+        """The next piece of a choice's stream."""
+        logprobs = None
+        if self.with_logprobs:
+            offsets = self._offsets.setdefault(choice.index, Offsets(self.tokenizer, self.skip_special))
+            logprobs = completion_logprobs(self.tokenizer, *offsets.take(choice))
         return {"index": choice.index, "text": choice.text, "logprobs": logprobs, **self._ending(choice)}
 
     def whole_choice(self, choice: Choice) -> dict[str, Any]:
         """A finished choice as it stands in a whole answer."""
-        return self.piece(choice, 0)
+        return self.piece(choice)
 
 
 class ChatWire(Wire):
@@ -157,7 +200,7 @@ class ChatWire(Wire):
         delta = {"role": "assistant", "content": ""}
         return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
 
-    def piece(self, choice: Choice, offset: int) -> dict[str, Any]:
+    def piece(self, choice: Choice) -> dict[str, Any]:
         """The next piece of a choice's stream."""
         delta = {"content": choice.text} if choice.text else {}
         wanted = self.with_logprobs and choice.logprobs

@@ -73,6 +73,22 @@ def test_a_dead_worker_fails_every_request_and_turns_health_red(small: Running) 
     assert small.post("/v1/completions", prompt="a").status_code == 503
 
 
+def test_what_a_shutdown_cuts_off_may_be_sent_again(small: Running) -> None:
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        answers.append(httpx.post(small.url + "/v1/completions", json={**LONG, "max_tokens": 500}, timeout=60))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    small.until(lambda: small.scheduler.stats()["running"] == 1)
+    small.scheduler.shutdown()
+    thread.join(10)
+    assert answers[0].status_code == 503 and answers[0].headers["retry-after"]
+    assert answers[0].json()["error"]["code"] == "service_unavailable"
+    assert small.post("/v1/completions", prompt="a").status_code == 503
+
+
 def test_an_error_within_a_stream_is_an_event_and_then_done(small: Running) -> None:
     with small.client.stream("POST", "/v1/completions", json={**LONG, "max_tokens": 500, "stream": True}) as answer:
         lines = answer.iter_lines()
