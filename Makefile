@@ -5,6 +5,9 @@ BIN := .venv/bin
 # Only what was given on the command line or in the environment reaches the server; it knows the other defaults.
 serve_flags = $(if $(MODEL),--model '$(MODEL)') $(if $(HOST),--host '$(HOST)') $(if $(PORT),--port '$(PORT)')
 
+# "compat" puts this folder on the path, so that a clone called helios/ is never mistaken for the package.
+pip_install = $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt --config-settings editable_mode=compat
+
 .PHONY: help setup setup-dev serve chat test bench export notebooks site links clean
 .DEFAULT_GOAL := help
 
@@ -27,11 +30,13 @@ setup-dev: .venv/installed-dev
 	  echo "Python could not make a virtual environment. On Debian or Ubuntu: apt-get install python3-venv, then run make again."; exit 1; }
 
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -q -c constraints.txt -e .
+	@echo "Installing Helios into .venv: a minute or two, about 1.2 GB (several more where pip takes a CUDA build of torch)."
+	$(pip_install) -e .
 	@touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -q -c constraints.txt -e '.[dev]'
+	@echo "Installing the development extras: a minute or two."
+	$(pip_install) -e '.[dev]'
 	@touch $@
 
 serve: setup
@@ -56,7 +61,8 @@ notebooks: setup-dev
 	@exec $(BIN)/jupyter lab notebooks
 
 site: setup-dev
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open public/index.html"
 
 clean:
 	rm -rf public build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,7 +19,7 @@ from helios.kv.pages import PAGE_SIZE
 from helios.kv.varlen import VarlenPlan
 from helios.model.config import KVSpec
 
-__all__ = ["PagedKVCache", "Span"]
+__all__ = ["PagedKVCache", "Span", "zeroed"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,13 @@ class Span:
     query: int
     context: int
     pages: Sequence[int]
+
+
+def zeroed(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Zeros; on a CPU memory that is committed only where it is first written, so an unused page costs nothing."""
+    if device.type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 class PagedKVCache:
@@ -58,7 +66,7 @@ class PagedKVCache:
             raise ValueError(f"attention={attention!r} is unknown: use {', '.join(KERNELS)} or varlen")
         # Zeros, not empty memory: a NaN in a masked place still reaches the sum, because 0 · NaN is NaN.
         shape = (spec.layers, 2, num_pages, PAGE_SIZE, spec.heads, spec.head_dim)
-        self.store = torch.zeros(shape, device=device, dtype=dtype)
+        self.store = zeroed(shape, torch.device(device), dtype)
         self.attention = attention
         self._layers = self.store.unbind()
         self._slots = [layer.view(2, num_pages * PAGE_SIZE, -1).unbind() for layer in self._layers]

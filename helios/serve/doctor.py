@@ -89,5 +89,5 @@ def _embedded() -> Finding:
 
 def _optional() -> Finding:
     missing = [name for name in ("jupyter", "transformers", "nbval") if find_spec(name) is None]
-    advice = f"Only for notebooks and tests: pip install 'helios[dev]' ({', '.join(missing)})" if missing else ""
+    advice = f"Only for notebooks and tests: make setup-dev ({', '.join(missing)})" if missing else ""
     return Finding("extras", "all there" if not missing else "serving needs nothing more", advice)

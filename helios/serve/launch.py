@@ -40,7 +40,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        hint = f"Choose another port: helios serve --port {port + 1 if port < 65535 else 8000}"
+        other = port + 1 if port < 65535 else 8000
+        hint = f"Choose another port: make serve PORT={other}, or helios serve --port {other}"
         raise LaunchError(f"Cannot listen on {host}:{port} ({error.strerror}). {hint}") from None
     return listener
 
@@ -74,7 +75,8 @@ class Server(uvicorn.Server):
 
 def welcome(url: str, name: str, report: dict[str, str]) -> str:
     """The text printed when the server is ready."""
-    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+    asked = '"messages": [{"role": "user", "content": "Why is the sky blue?"}], "temperature": 0, "max_tokens": 64'
+    body = f'{{"model": "{name}", {asked}}}'
     chosen = "\n".join(f"  {key:<12} {value}" for key, value in report.items())
     return (
         f"Helios {version('helios')} serves {name} at {url}\n{chosen}\n\n"
