@@ -294,6 +294,6 @@ def test_an_unused_pool_costs_no_memory() -> None:
 
     before = psutil.Process().memory_info().rss
     cache = PagedKVCache(KVSpec(layers=4, heads=4, head_dim=64), 1024, query_heads=8, dtype=torch.bfloat16)
-    assert cache.nbytes > 1 << 30
+    assert cache.nbytes >= 1 << 30
     assert psutil.Process().memory_info().rss - before < 100 << 20
     assert not cache.store[0, 0, 500].any()
