@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -17,6 +18,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from helios.model.errors import damaged, read_json
 from helios.model.marked import END, Marked, mark, mark_all, unmark, unmark_all
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "TRUSTED",
     "content_text",
     "parsed_arguments",
+    "read_templates",
     "template_environment",
 ]
 
@@ -106,7 +109,7 @@ TRUSTED = (
     "developer",
     "assistant",
 )  # may use the model's markup (<think>, <tool_call>), never control tokens
-RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
+RESERVED = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 
 
 def content_text(content: Any) -> str:
@@ -135,7 +138,7 @@ def parsed_arguments(call: Any) -> Any:
         return call
     function = dict(call["function"])
     if isinstance(function.get("arguments"), str):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):  # "[[[[…" is a string like any other
             function["arguments"] = json.loads(function["arguments"])
     return {**call, "function": function}
 
@@ -169,6 +172,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,  # a client's template_kwargs may have any name, `self` too
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -183,12 +187,13 @@ class ChatTemplate:
                 raise ChatError(f"`{name[:40]}` cannot be set through chat_template_kwargs.")
         if add_generation_prompt and continue_final_message:
             raise ChatError("`continue_final_message` continues a turn: set `add_generation_prompt` to false with it.")
-        marked = [self._message(message) for message in messages]
-        if continue_final_message:
-            marked[-1]["content"] = Marked(marked[-1]["content"] + END)
-        values = {**self._variables, **{name: mark_all(value) for name, value in template_kwargs.items()}}
-        values |= {"messages": marked, "tools": mark_all(list(tools)) if tools else None}
-        text = self._run({**values, "add_generation_prompt": add_generation_prompt})
+        try:
+            values = {**self._variables, **{name: mark_all(value) for name, value in template_kwargs.items()}}
+            values |= {"messages": self._messages(messages, continue_final_message)}
+            values |= {"tools": mark_all(list(tools)) if tools else None}
+            text = self._run({**values, "add_generation_prompt": add_generation_prompt})
+        except RecursionError:
+            raise ChatError("these messages or tools are nested too deeply: send flatter JSON.") from None
         if not continue_final_message:
             return text
         head, end, _ = str.rpartition(text, END)
@@ -196,13 +201,52 @@ class ChatTemplate:
             raise ChatError("this model's template does not show the final message, so it cannot be continued.")
         return Marked(head.replace(END, ""))
 
+    def _messages(self, messages: Sequence[Mapping[str, Any]], unfinished: bool) -> list[dict[str, Any]]:
+        marked = [self._message(message) for message in messages]
+        if unfinished:
+            marked[-1]["content"] = Marked(marked[-1]["content"] + END)
+        return marked
+
     def _run(self, values: dict[str, Any]) -> Marked:
         try:
             if self._template is None:
                 self._template = template_environment().from_string(self.source)
             return Marked(self._template.render(values))
-        except ChatError:
+        except (ChatError, RecursionError):
             raise
+        except jinja2.TemplateSyntaxError as error:
+            # The model still completes plain prompts: only chat is refused.
+            reason = f"line {error.lineno}: {error.message}"[:200]
+            advice = "correct chat_template.jinja, or send a plain prompt to the completions endpoint"
+            raise ChatError(f"the model's chat template is not valid Jinja ({reason}): {advice}.") from error
         except Exception as error:  # a template is a program: anything can go wrong in it
             reason = unmark(f"{type(error).__name__}: {error}")[:200]
             raise ChatError(f"the model's chat template could not render these messages ({reason}).") from error
+
+
+def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name: chat_template.jinja wins over tokenizer_config.json, which may hold one or several.
+
+    ModelError names a file that does not hold what it should. Whether a template is valid shows when it is used.
+    """
+    found: dict[str, str] = {}
+    with damaged(folder / "tokenizer_config.json"):
+        inline = settings.get("chat_template") or []
+        named = inline if isinstance(inline, list) else [{"name": "default", "template": inline}]
+        found = {_text(entry["name"]): _text(entry["template"]) for entry in named}
+    if (path := folder / "chat_template.json").is_file():
+        with damaged(path):
+            found["default"] = _text(read_json(path)["chat_template"])
+    if (path := folder / "chat_template.jinja").is_file():
+        with damaged(path):
+            found["default"] = path.read_text(encoding="utf-8")
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        with damaged(path):
+            found[path.stem] = path.read_text(encoding="utf-8")
+    return found
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a chat template must be text, not {type(value).__name__}")
+    return value

@@ -8,7 +8,6 @@ one call turns a name into weights.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,34 +15,8 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "ARCHITECTURES",
-    "KVSpec",
-    "ModelConfig",
-    "ModelError",
-    "RopeScaling",
-    "SAMPLING_FIELDS",
-    "load_config",
-    "read_json",
-    "tiny_config",
-]
-
-
-class ModelError(ValueError):
-    """This model cannot be used; the message says why and what to do instead."""
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; ModelError when it is missing, cut short or not an object."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path.parent} has no {path.name}: a model folder needs one; download it again.") from None
-    except ValueError:
-        raise ModelError(f"{path} is not valid JSON, perhaps half downloaded: delete it and fetch it again.") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} should hold one JSON object: fetch it again.")
-    return content
+from helios.model.errors import ModelError, damaged, read_json
+from helios.model.fields import ARCHITECTURES, check_switches, read_positive, read_size, refuse, supported_family
 
 
 @dataclass(frozen=True)
@@ -119,34 +92,47 @@ class ModelConfig:
 
         `tokenizer_eos` are end-of-text ids that only the tokenizer knows. ModelError for what Helios cannot compute.
         """
-        family, generation = _supported_family(config), generation or {}
-        _check_switches(config, family)
-        hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
-        kv_heads = _size(config, "num_key_value_heads", default=heads)
-        head_dim = _size(config, "head_dim", default=128 if family == "qwen3" else hidden // heads)
+        generation = generation or {}
+        defaults, dropped = _sampling_defaults(generation)
+        with damaged("generation_config.json"):
+            ends = [*_ids(generation.get("eos_token_id")), *tokenizer_eos]
+        with damaged("config.json"):
+            read = cls._read(config)
+            ends = [*_ids(config.get("eos_token_id")), *ends]
+        notes = (*read.notes, *dropped)
+        return replace(read, eos_token_ids=_union(ends), sampling_defaults=defaults, notes=notes)
+
+    @classmethod
+    def _read(cls, config: Mapping[str, Any]) -> ModelConfig:
+        """`config.json` alone; what is not as it should be raises an error of Python's or a ModelError."""
+        family = supported_family(config)
+        check_switches(config, family)
+        hidden, heads = read_size(config, "hidden_size"), read_size(config, "num_attention_heads")
+        kv_heads = read_size(config, "num_key_value_heads", default=heads)
+        head_dim = read_size(config, "head_dim", default=128 if family == "qwen3" else hidden // heads)
         if heads % kv_heads or head_dim % 2:
             raise ModelError(f"config.json: {heads} heads of {head_dim} over {kv_heads} KV heads; fetch it again.")
         theta, scaling = _rope(config)
         context, notes = _context(config, family)
         return cls(
             architecture=next(name for name in config["architectures"] if name in ARCHITECTURES),
-            vocab_size=_size(config, "vocab_size"),
+            vocab_size=read_size(config, "vocab_size"),
             hidden_size=hidden,
-            intermediate_size=_size(config, "intermediate_size"),
-            layers=_size(config, "num_hidden_layers"),
+            intermediate_size=read_size(config, "intermediate_size"),
+            layers=read_size(config, "num_hidden_layers"),
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            norm_eps=float(config.get("rms_norm_eps") or 1e-6),
+            norm_eps=read_positive(config, "rms_norm_eps", 1e-6),
             rope_theta=theta,
             rope_scaling=scaling,
             context=context,
             tied_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=family == "qwen2",
             qk_norm=family == "qwen3",
-            eos_token_ids=_union(_ids(config.get("eos_token_id")), _ids(generation.get("eos_token_id")), tokenizer_eos),
+            eos_token_ids=(),
             bos_token_id=next(iter(_ids(config.get("bos_token_id"))), None),
-            sampling_defaults={k: float(generation[k]) for k in SAMPLING_FIELDS if generation.get(k) is not None},
+            sampling_defaults={},
             dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch."),
             notes=notes,
         )
@@ -167,57 +153,10 @@ class ModelConfig:
         return embeddings + self.layers * layer + self.hidden_size
 
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-
-
-def _refuse(reason: str, advice: str) -> ModelError:
-    return ModelError(f"This model {reason}. {advice}")
-
-
-def _supported_family(config: Mapping[str, Any]) -> str:
-    """The family of the first architecture named in `config`; ModelError for all that Helios cannot build."""
-    names = config.get("architectures") or []
-    family = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
-    if family is not None:
-        return family
-    if config.get("auto_map"):
-        reason = "brings its own Python code (auto_map), which Helios never runs"
-    else:
-        reason = f"has the architecture {', '.join(names) or config.get('model_type') or 'unknown'}"
-    raise _refuse(reason, f"Choose one of the architectures Helios builds: {', '.join(sorted(ARCHITECTURES))}.")
-
-
-def _check_switches(config: Mapping[str, Any], family: str) -> None:
-    """Refuse the variants within a supported family that the transformer does not compute."""
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "an unknown method")
-        raise _refuse(f"is stored quantised ({method})", "Use the unquantised repository, or a GGUF file of it.")
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise _refuse(f"uses the activation {config['hidden_act']}", "Only SiLU is implemented: choose another model.")
-    if family != "qwen2" and (config.get("attention_bias") or config.get("mlp_bias")):
-        raise _refuse("has biases in its attention or MLP", "Of these only Qwen2's are implemented: choose another.")
-    partial = (config.get("rope_parameters") or config).get("partial_rotary_factor")
-    if partial not in (None, 1, 1.0):
-        raise _refuse("rotates only a part of each head", "Only full rotary heads are implemented: choose another.")
-
-
-def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    value = default if value is None else value
-    if not isinstance(value, int) or value < 1:
-        raise ModelError(f"config.json has {key} = {value!r}, not a positive whole number: fetch the file again.")
-    return value
-
-
 def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling]:
     """Base and scaling in both spellings: `rope_theta` beside `rope_scaling`, or all within `rope_parameters`."""
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000.0)
+    theta = read_positive(scaling if scaling.get("rope_theta") else config, "rope_theta", 10_000.0)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "default":
         return theta, RopeScaling()
@@ -225,27 +164,27 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling]:
         advice = (
             "Implemented are linear and llama3. Without its rope_scaling entry config.json serves the short context."
         )
-        raise _refuse(f"stretches its context by RoPE scaling of kind {kind}", advice)
+        raise refuse(f"stretches its context by RoPE scaling of kind {kind}", advice)
     try:
         if kind == "linear":
-            return theta, RopeScaling("linear", float(scaling["factor"]))
+            return theta, RopeScaling("linear", read_positive(scaling, "factor", scaling["factor"]))
         low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
         original = int(scaling["original_max_position_embeddings"])
-        return theta, RopeScaling("llama3", float(scaling["factor"]), low, high, original)
+        return theta, RopeScaling("llama3", read_positive(scaling, "factor", scaling["factor"]), low, high, original)
     except KeyError as missing:
         raise ModelError(f"config.json: its {kind} RoPE scaling lacks {missing}; fetch the file again.") from None
 
 
 def _context(config: Mapping[str, Any], family: str) -> tuple[int, tuple[str, ...]]:
     """Longest sequence in tokens, and a note where a sliding window caps it."""
-    longest = _size(config, "max_position_embeddings")
-    window = config.get("sliding_window")
+    longest = read_size(config, "max_position_embeddings")
     switch = {"mistral": True, "llama": False}
-    in_use = switch.get(family, bool(config.get("use_sliding_window")))
-    if not in_use or not window or window >= longest:
+    in_use = switch.get(family, bool(config.get("use_sliding_window"))) and bool(config.get("sliding_window"))
+    window = read_size(config, "sliding_window") if in_use else longest
+    if window >= longest:
         return longest, ()
     note = f"Context capped at {window} tokens, this model's sliding window; within it full attention is the same."
-    return int(window), (note,)
+    return window, (note,)
 
 
 def _ids(value: Any) -> list[int]:
@@ -259,7 +198,29 @@ def _union(*groups: Iterable[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(token for group in groups for token in group))
 
 
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# What a request may ask for too, lowest and highest; chapter 04 checks requests against the same.
+SAMPLING_RANGES = {
+    "temperature": (0.0, 2.0),
+    "top_p": (1e-9, 1.0),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+}
+
+
+def _sampling_defaults(generation: Mapping[str, Any]) -> tuple[dict[str, float], tuple[str, ...]]:
+    """The suggested settings that a request could ask for as well, and a note about each that is dropped."""
+    given = {name: generation[name] for name in SAMPLING_RANGES if generation.get(name) is not None}
+    with damaged("generation_config.json"):
+        values = {name: float(value) for name, value in given.items()}
+    whole = {name for name, value in values.items() if name != "top_k" or value.is_integer()}
+    fits = {name for name in whole if SAMPLING_RANGES[name][0] <= values[name] <= SAMPLING_RANGES[name][1]}
+    dropped = [
+        f"generation_config.json suggests {name} {given[name]}, out of range: ignored."
+        for name in values
+        if name not in fits
+    ]
+    return {name: value for name, value in values.items() if name in fits}, tuple(dropped)
 
 
 def _tokenizer_eos(folder: Path) -> list[int]:
@@ -267,12 +228,15 @@ def _tokenizer_eos(folder: Path) -> list[int]:
     if not (folder / "tokenizer_config.json").exists():
         return []
     settings = read_json(folder / "tokenizer_config.json")
-    eos = settings.get("eos_token")
-    eos = eos.get("content") if isinstance(eos, dict) else eos
-    added = {token["content"]: int(id) for id, token in settings.get("added_tokens_decoder", {}).items()}
-    if eos and eos not in added and (folder / "tokenizer.json").exists():
-        tokens = read_json(folder / "tokenizer.json").get("added_tokens", [])
-        added.update({token["content"]: int(token["id"]) for token in tokens})
+    with damaged(folder / "tokenizer_config.json"):
+        eos = settings.get("eos_token")
+        eos = eos.get("content") if isinstance(eos, dict) else eos
+        added = {token["content"]: int(id) for id, token in settings.get("added_tokens_decoder", {}).items()}
+        absent = bool(eos) and eos not in added
+    if absent and (folder / "tokenizer.json").exists():
+        with damaged(folder / "tokenizer.json"):
+            tokens = read_json(folder / "tokenizer.json").get("added_tokens", [])
+            added.update({token["content"]: int(token["id"]) for token in tokens})
     return [added[eos]] if eos in added else []
 
 
@@ -294,3 +258,8 @@ def tiny_config(family: str = "qwen3", **overrides: Any) -> ModelConfig:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048}
     raw = {"architectures": [names[family]], "tie_word_embeddings": family == "qwen3", **sizes, **heads}
     return replace(ModelConfig.from_dict(raw), **overrides)
+
+
+# Readers of a configuration meet its errors too: they may import both from here.
+__all__ = ["ARCHITECTURES", "KVSpec", "ModelConfig", "ModelError", "RopeScaling", "SAMPLING_RANGES"]
+__all__ += ["load_config", "read_json", "tiny_config"]

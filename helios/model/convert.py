@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from helios.model.config import ModelConfig, ModelError
+from helios.model.config import ModelConfig
+from helios.model.errors import ModelError, damaged
 from helios.model.gguf import (
     GGUFFile,
     check_factors,
@@ -34,7 +35,8 @@ def _converted(file: GGUFFile, config: ModelConfig, dtype: torch.dtype) -> Itera
     for name, tensor in file.tensors.items():
         if name == "rope_freqs.weight":
             continue
-        ours, values = hub_name(name), dequantize(tensor)
+        with damaged(file.path):
+            ours, values = hub_name(name), dequantize(tensor)
         if ours not in places:
             raise ModelError(f"{file.path} has a tensor {name} that {config.architecture} does not: use another file.")
         if tuple(values.shape) != places[ours].shape:
@@ -71,12 +73,13 @@ def _write_shards(tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
 def convert_gguf(path: Path | str, folder: Path | str) -> None:
     """Write the model in the GGUF file `path` into `folder` (which must exist) as a Hugging Face model folder."""
     file, folder = GGUFFile(Path(path)), Path(folder)
-    raw = read_gguf_config(file)
-    config = ModelConfig.from_dict(raw)
-    missing = placements(config).keys() - {hub_name(name) for name in file.tensors}
-    if missing:
-        raise ModelError(f"{path} lacks {min(missing)}: the file is incomplete, fetch it again.")
-    check_factors(file, config)
+    with damaged(file.path):
+        raw = read_gguf_config(file)
+        config = ModelConfig.from_dict(raw)
+        missing = placements(config).keys() - {hub_name(name) for name in file.tensors}
+        if missing:
+            raise ModelError(f"{path} lacks {min(missing)}: the file is incomplete, fetch it again.")
+        check_factors(file, config)
     write_tokenizer(file, folder)
     _write_shards(_converted(file, config, stored_dtype(file)), folder)
     write_json(folder / "config.json", raw)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from helios.model.config import ModelError
+from helios.model.errors import ModelError
 
 __all__ = ["DTYPES", "choose_device", "choose_dtype"]
 

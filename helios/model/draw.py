@@ -27,7 +27,7 @@ def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
     inside = block * BLOCK + torch.arange(BLOCK, device=logits.device)
     # Beyond a short last block the last column is looked at again: it can never come first.
     place = logits.gather(1, inside.clamp(max=logits.shape[1] - 1)).argmax(1, keepdim=True)
-    return maxima.gather(1, block)[:, 0], (block * BLOCK + place)[:, 0]
+    return maxima.gather(1, block)[:, 0], (block * BLOCK + place)[:, 0].clamp(max=logits.shape[1] - 1)
 
 
 def invert(weights: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,13 +42,18 @@ def invert(weights: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """One column of each row of weights [S, W] with a chance in proportion to its weight: the inverse CDF at [S]."""
-    exact = wide_dtype(weights)
-    block, share = invert(blocks(weights, torch.sum).to(exact), uniforms.to(exact)[:, None])
+    """One column of each row of weights [S, W] with a chance in proportion to its weight: the inverse CDF at [S].
+
+    -1 for a row without a distribution: a NaN or an infinity among its weights, or nothing but zeros.
+    """
+    exact, width = wide_dtype(weights), weights.shape[1]
+    sums = blocks(weights, torch.sum).to(exact)
+    block, share = invert(sums, uniforms.to(exact)[:, None])
     inside = block * BLOCK + torch.arange(BLOCK, device=weights.device)
-    width = weights.shape[1]
     within = weights.gather(1, inside.clamp(max=width - 1)).to(exact).masked_fill_(inside >= width, 0.0)
-    return (block * BLOCK + invert(within, share)[0])[:, 0]
+    column = (block * BLOCK + invert(within, share)[0])[:, 0].clamp(max=width - 1)
+    total = sums.sum(1)  # NaN is not above zero either
+    return torch.where((total > 0) & total.isfinite(), column, -1)
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:

@@ -19,8 +19,8 @@ import httpx
 from filelock import FileLock
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from helios.model.config import ModelError
 from helios.model.convert import convert_gguf
+from helios.model.errors import ModelError
 
 __all__ = [
     "CONVERSION",

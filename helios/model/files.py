@@ -11,10 +11,11 @@ from pathlib import Path
 from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-from helios.model.config import ModelError, load_config, read_json
+from helios.model.config import load_config
 from helios.model.convert import convert_gguf
 from helios.model.embedded import build_once, cache_home, fetch_embedded
-from helios.model.weights import weight_files
+from helios.model.errors import ModelError
+from helios.model.weights import indexed_files, weight_files
 
 __all__ = [
     "EMBEDDED",
@@ -58,7 +59,7 @@ def check_folder(folder: Path) -> Path:
     """`folder`, once it is sure that Helios can use the model in it; ModelError says what is missing."""
     load_config(folder)
     for path in weight_files(folder):
-        if not path.exists():
+        if not path.is_file():
             raise ModelError(f"{path.name} is missing in {folder}: the download is incomplete, fetch the model again.")
     if not (folder / "tokenizer.json").exists():
         raise ModelError(f"{folder} has no tokenizer.json: save it there with transformers' AutoTokenizer.")
@@ -73,8 +74,7 @@ def _download_repo(repo: str) -> Path:
     load_config(Path(hf_hub_download(repo, "config.json")).parent)
     needed = needed_files(names, repo)
     if INDEX in needed:
-        weight_map = read_json(Path(hf_hub_download(repo, INDEX))).get("weight_map", {})
-        needed += sorted(set(weight_map.values()))
+        needed += indexed_files(Path(hf_hub_download(repo, INDEX)))
     return check_folder(Path(snapshot_download(repo, allow_patterns=needed)))
 
 

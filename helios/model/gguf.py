@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helios.model.config import ModelConfig, ModelError
+from helios.model.config import ModelConfig
+from helios.model.errors import ModelError
 from helios.model.weights import is_lfs_pointer
 
 __all__ = [
@@ -47,7 +48,7 @@ class GGUFFile:
             raise ModelError(f"{path} is damaged or half downloaded ({error}): fetch it again.") from None
         self._fields = reader.fields
         self.tensors = {tensor.name: tensor for tensor in reader.tensors}
-        if (self.get("split.count") or 1) > 1:
+        if self.get("split.count") not in (None, 0, 1):
             raise ModelError(f"{path} is one part of a split GGUF: join the parts with `llama-gguf-split --merge`.")
 
     def get(self, key: str) -> Any:
@@ -67,6 +68,14 @@ class GGUFFile:
     def hyper(self, key: str) -> Any:
         """A hyperparameter: metadata `key` under the architecture's prefix."""
         return self.get(f"{self.architecture}.{key}")
+
+    def number(self, key: str) -> Any:
+        """A hyperparameter that must be there: a positive number; ModelError names it and the file."""
+        value = self.hyper(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            what = f"{self.architecture}.{key} = {value!r}, not a positive number"
+            raise ModelError(f"{self.path} is damaged ({what}): fetch the model again.")
+        return value
 
 
 GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -166,23 +175,25 @@ def stored_dtype(file: GGUFFile) -> torch.dtype:
 
 
 def read_gguf_config(file: GGUFFile) -> dict[str, Any]:
-    """The contents of a config.json for this file."""
-    heads = file.hyper("attention.head_count")
+    """The contents of a config.json for this file; ModelError names what it lacks."""
+    if "token_embd.weight" not in file.tensors:
+        raise ModelError(f"{file.path} lacks token_embd.weight: the file is incomplete, fetch it again.")
+    heads = file.number("attention.head_count")
     return {
         "architectures": [GGUF_ARCHITECTURES[file.architecture]],
         "model_type": file.architecture,
         "vocab_size": int(file.tensors["token_embd.weight"].shape[1]),
-        "hidden_size": file.hyper("embedding_length"),
-        "intermediate_size": file.hyper("feed_forward_length"),
-        "num_hidden_layers": file.hyper("block_count"),
+        "hidden_size": file.number("embedding_length"),
+        "intermediate_size": file.number("feed_forward_length"),
+        "num_hidden_layers": file.number("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": file.hyper("attention.head_count_kv") or heads,
-        "head_dim": file.hyper("attention.key_length") or file.hyper("embedding_length") // heads,
+        "head_dim": file.hyper("attention.key_length") or file.number("embedding_length") // heads,
         "hidden_act": "silu",
-        "rms_norm_eps": float(f"{file.hyper('attention.layer_norm_rms_epsilon'):.6g}"),  # 1e-05 as float32 prints long
+        "rms_norm_eps": float(f"{file.number('attention.layer_norm_rms_epsilon'):.6g}"),  # 1e-05 as float32 prints long
         "rope_theta": file.hyper("rope.freq_base") or 10_000.0,
         "rope_scaling": _gguf_rope_scaling(file),
-        "max_position_embeddings": file.hyper("context_length"),
+        "max_position_embeddings": file.number("context_length"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": file.get("tokenizer.ggml.eos_token_id"),

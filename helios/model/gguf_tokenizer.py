@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from helios.model.config import ModelError
+from helios.model.errors import ModelError, damaged
 from helios.model.gguf import GGUFFile, write_json
 
 __all__ = [
@@ -86,14 +86,15 @@ def _end_ids(file: GGUFFile, tokens: list[str]) -> list[int]:
 
 def write_tokenizer(file: GGUFFile, folder: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and generation_config.json into `folder`."""
-    build_tokenizer(file).save(str(folder / "tokenizer.json"))
-    tokens: list[str] = file.get("tokenizer.ggml.tokens")
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        number = file.get(f"tokenizer.ggml.{key}_token_id")
-        settings[f"{name}_token"] = None if number is None else tokens[number]
-    settings["model_max_length"] = file.hyper("context_length")
-    settings["chat_template"] = file.get("tokenizer.chat_template")
+    with damaged(file.path):
+        tokenizer, tokens = build_tokenizer(file), list(file.get("tokenizer.ggml.tokens"))
+        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+            number = file.get(f"tokenizer.ggml.{key}_token_id")
+            settings[f"{name}_token"] = None if number is None else tokens[number]
+        settings["model_max_length"] = file.hyper("context_length")
+        settings["chat_template"] = file.get("tokenizer.chat_template")
+        ends = {"bos_token_id": file.get("tokenizer.ggml.bos_token_id"), "eos_token_id": _end_ids(file, tokens)}
+    tokenizer.save(str(folder / "tokenizer.json"))
     write_json(folder / "tokenizer_config.json", settings)
-    ends = {"bos_token_id": file.get("tokenizer.ggml.bos_token_id"), "eos_token_id": _end_ids(file, tokens)}
     write_json(folder / "generation_config.json", ends)

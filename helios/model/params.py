@@ -13,8 +13,10 @@ __all__ = [
     "MAX_BIASES",
     "MAX_CHOICES",
     "MAX_LOGPROBS",
+    "MAX_REPETITION",
     "MAX_STOPS",
     "MAX_STOP_LENGTH",
+    "MIN_REPETITION",
     "RequestError",
     "SamplingParams",
     "check_bias",
@@ -43,6 +45,7 @@ MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
+MIN_REPETITION, MAX_REPETITION = 0.01, 100.0  # beyond, a few tokens decide everything and numbers overflow
 GREEDY_BELOW = 1e-5  # a temperature that small is greedy: dividing by it would overflow
 
 
@@ -132,7 +135,7 @@ class SamplingParams:
         self.min_p = check_number("min_p", self.min_p, 0, 1)
         self.presence_penalty = check_number("presence_penalty", self.presence_penalty, -2, 2)
         self.frequency_penalty = check_number("frequency_penalty", self.frequency_penalty, -2, 2)
-        penalty = check_number("repetition_penalty", self.repetition_penalty, 0, math.inf, open_low=True)
+        penalty = check_number("repetition_penalty", self.repetition_penalty, MIN_REPETITION, MAX_REPETITION)
         self.repetition_penalty = penalty
         if self.seed is not None:
             self.seed = check_integer("seed", self.seed, -(2**63), 2**63 - 1)

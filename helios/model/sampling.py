@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,11 +24,13 @@ __all__ = [
     "Edits",
     "Filters",
     "GOLDEN",
+    "HUGE",
     "MASK64",
     "SampleRow",
     "Sampled",
     "TokenLogprob",
     "choice_seed",
+    "choose_edited",
     "draw_batch",
     "draw_from_all",
     "draw_from_list",
@@ -41,6 +43,7 @@ __all__ = [
     "needs_editing",
     "raw_logprobs",
     "sample",
+    "to_draw",
     "uniform",
 ]
 
@@ -121,10 +124,12 @@ def draw_from_list(logits: Tensor, p: Filters, uniforms: Tensor, width: int) -> 
     kept, enough = filter_list(weights, p, total)
     ids, order = ids.sort(1)
     column = draw(torch.where(kept, weights, 0.0).gather(1, order), uniforms)
-    return ids.gather(1, column[:, None])[:, 0], enough | whole
+    drawn = ids.gather(1, column.clamp(min=0)[:, None])[:, 0]
+    return torch.where(column < 0, column, drawn), enough | whole
 
 
 CHUNK = 2**22  # numbers worked on at a time on a CPU: 16 MB of float32
+HUGE = 1e38  # float32 ends a little above three times this
 
 
 def draw_from_all(logits: Tensor, p: Filters, uniforms: Tensor) -> Tensor:
@@ -191,14 +196,29 @@ def edit_logits(logits: Tensor, rows: Sequence[SampleRow]) -> None:
         if row.params.repetition_penalty != 1.0
     ]
     where, penalty = flat_edits(repeated, logits)
-    seen = flat[where]
-    flat.index_put_(where, torch.where(seen > 0, seen / penalty, seen * penalty))
+    seen, limit = flat[where], torch.finfo(logits.dtype).max
+    # Cut where a huge logit would overflow: an infinity would be a broken row, or a ban that nobody asked for.
+    flat.index_put_(where, torch.where(seen > 0, seen / penalty, seen * penalty).clamp(-limit, limit))
     once: Edits = [(r, list(set(row.output_ids)), -row.params.presence_penalty) for r, row in numbered]
     each: Edits = [(r, row.output_ids, -row.params.frequency_penalty) for r, row in numbered]
     subtracted = [edit for edit in once + each if edit[2] != 0.0]
     flat.index_put_(*flat_edits(subtracted, logits), accumulate=True)
     banned: Edits = [(r, row.banned, -math.inf) for r, row in numbered if row.banned]
     flat.index_put_(*flat_edits(banned, logits))
+
+
+def choose_edited(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Tensor, Tensor]:
+    """Edit logits [R, V] in place; value and id of each row's largest [R]. A ban that leaves nothing is lifted."""
+    raw = logits.clone() if any(row.banned for row in rows) else logits
+    edit_logits(logits, rows)
+    best, chosen = likeliest(logits)
+    stuck = [r for r in (~best.isfinite()).nonzero()[:, 0].tolist() if rows[r].banned]
+    if stuck:
+        free = raw[stuck]
+        edit_logits(free, [replace(rows[r], banned=()) for r in stuck])
+        logits[stuck] = free
+        best[stuck], chosen[stuck] = likeliest(free)
+    return best, chosen
 
 
 @dataclass
@@ -245,25 +265,36 @@ def draw_batch(logits: Tensor, picks: Sequence[int], rows: Sequence[SampleRow], 
             ids[index] = draw_rows(logits[index], [rows[r].params for r in part], u)
 
 
+def to_draw(best: Sequence[float], picks: Sequence[int], rows: Sequence[SampleRow]) -> list[int]:
+    """Those of the rows numbered `picks` that need a random number; `best` is the largest logit of every row.
+
+    Not greedy and broken ones, nor those where temperature would carry the largest logit past float32: logits so far
+    apart leave all the probability to the largest, which is chosen already.
+    """
+    return [r for r in picks if not rows[r].params.greedy and abs(best[r]) < HUGE * rows[r].params.temperature]
+
+
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
     """Choose one token for each row of logits [R, V] (float32, not changed). Rows do not influence each other."""
     if not rows:
         return Sampled([], [], [])
     best, ids = likeliest(logits)
-    bad = (~best.isfinite()).nonzero()[:, 0].tolist()
-    edited = [r for r, row in enumerate(rows) if needs_editing(row) and r not in bad]
-    random = [r for r, row in enumerate(rows) if not row.params.greedy and r not in bad]
-    draw_batch(logits, [r for r in random if r not in set(edited)], rows, ids)
+    ids = torch.where(best.isfinite(), ids, -1)
+    plain = [r for r, row in enumerate(rows) if not needs_editing(row)]
+    edited = [r for r, row in enumerate(rows) if needs_editing(row)]
+    draw_batch(logits, to_draw(best.tolist(), plain, rows), rows, ids)
     if edited:
         part, part_rows = logits[edited], [rows[r] for r in edited]
-        edit_logits(part, part_rows)
-        chosen = likeliest(part)[1]
-        draw_batch(part, [i for i, r in enumerate(edited) if not rows[r].params.greedy], part_rows, chosen)
-        ids[edited] = chosen
+        peaks, chosen = choose_edited(part, part_rows)
+        draw_batch(part, to_draw(peaks.tolist(), range(len(edited)), part_rows), part_rows, chosen)
+        # The raw logits count too: a ban may have covered the only NaN.
+        ids[edited] = torch.where(peaks.isfinite() & best[edited].isfinite(), chosen, -1)
+    tokens = ids.tolist()
+    bad = [r for r, token in enumerate(tokens) if token < 0]
     logprobs: list[TokenLogprob | None] = [None] * len(rows)
     shown = [r for r, row in enumerate(rows) if row.params.logprobs is not None and r not in bad]
     if shown:
         found = raw_logprobs(logits[shown], ids[shown], [rows[r].params.logprobs or 0 for r in shown])
         for r, entry in zip(shown, found, strict=True):
             logprobs[r] = entry
-    return Sampled([-1 if r in bad else token for r, token in enumerate(ids.tolist())], logprobs, bad)
+    return Sampled(tokens, logprobs, bad)

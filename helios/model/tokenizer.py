@@ -17,8 +17,8 @@ from typing import Any
 import tokenizers
 
 from helios.model.chat import ChatError as ChatError  # the engine and the server look for it here
-from helios.model.chat import ChatTemplate
-from helios.model.config import ModelError, read_json
+from helios.model.chat import ChatTemplate, read_templates
+from helios.model.errors import ModelError, damaged, read_json
 from helios.model.marked import LONE_SURROGATES, Marked, mark, unmark
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "byte_alphabet",
     "kinds",
     "looks_like_markup",
-    "read_templates",
     "spell",
     "token_content",
     "vocabulary_family",
@@ -91,21 +90,6 @@ def token_content(entry: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def read_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Chat templates by name: chat_template.jinja wins over tokenizer_config.json, which may hold one or several."""
-    inline = settings.get("chat_template")
-    found = {"default": inline} if isinstance(inline, str) else {}
-    if isinstance(inline, list):
-        found = {str(entry["name"]): str(entry["template"]) for entry in inline}
-    if (folder / "chat_template.json").is_file():
-        found["default"] = str(read_json(folder / "chat_template.json").get("chat_template", ""))
-    if (folder / "chat_template.jinja").is_file():
-        found["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = path.read_text(encoding="utf-8")
-    return found
-
-
 class Tokenizer:
     """Text ↔ token ids of one model, and its chat template. Safe to use from several threads.
 
@@ -161,7 +145,9 @@ class Tokenizer:
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             if (folder / name).is_file():
                 settings |= read_json(folder / name)
-        return cls(raw, settings, read_templates(folder, settings))
+        templates = read_templates(folder, settings)
+        with damaged(path):
+            return cls(raw, settings, templates)
 
     def _named_id(self, name: str) -> int | None:
         return self._raw.token_to_id(self._named[name]) if name in self._named else None
@@ -267,6 +253,7 @@ class Tokenizer:
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -280,6 +267,7 @@ class Tokenizer:
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,

@@ -12,12 +12,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from helios.model.config import ModelConfig, ModelError, read_json
+from helios.model.config import ModelConfig
+from helios.model.errors import ModelError, damaged, read_json
 
 __all__ = [
     "OUTER_NAMES",
     "PLAIN_NAMES",
     "Place",
+    "indexed_files",
     "is_lfs_pointer",
     "load_weights",
     "placements",
@@ -117,18 +119,23 @@ def random_weights(
     return weights
 
 
+def indexed_files(index: Path) -> list[str]:
+    """Names of the files that model.safetensors.index.json lists; ModelError when it lists none."""
+    with damaged(index):
+        return sorted({name for name in read_json(index)["weight_map"].values() if Path(name).name})
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that make up the model in `folder`: those its index names, or the only one."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        return [folder / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
-    if (folder / "model.safetensors").exists():
-        return [folder / "model.safetensors"]
-    found = sorted(folder.glob("*.safetensors"))
+        return [folder / name for name in indexed_files(index)]
+    single = folder / "model.safetensors"
+    found = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
     if not found:
         pickles = [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]
-        reason = "only pickle files, which can run code when opened" if pickles else "no weights"
-        raise ModelError(f"{folder} holds {reason}: Helios reads *.safetensors; choose a repository that has them.")
+        held = "only pickle files, which can run code when opened" if pickles else "no weights"
+        raise ModelError(f"{folder} holds {held}: Helios reads *.safetensors; choose a repository that has them.")
     return found
 
 
@@ -151,7 +158,7 @@ def is_lfs_pointer(path: Path) -> bool:
 
 def _open(path: Path) -> Any:
     """Open a safetensors file for reading (memory-mapped); ModelError when it is missing or not whole."""
-    if not path.exists():
+    if not path.is_file():
         raise ModelError(f"{path.name} is missing in {path.parent}: the download is incomplete, fetch the model again.")
     if is_lfs_pointer(path):
         raise ModelError(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` in its folder.")

@@ -347,3 +347,40 @@ def test_a_file_is_converted_once_and_again_when_it_changes(
 def test_a_gguf_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="There is no file"):
         resolve_model(tmp_path / "nothing.gguf")
+
+
+DAMAGE: list[tuple[str, Callable[[gguf.GGUFWriter], None]]] = [
+    ("llama.attention.head_count", lambda w: drop_key(w, "llama.attention.head_count")),
+    ("llama.embedding_length", lambda w: drop_key(w, "llama.embedding_length")),
+    ("llama.context_length", lambda w: drop_key(w, "llama.context_length")),
+    ("llama.attention.layer_norm_rms_epsilon", lambda w: drop_key(w, "llama.attention.layer_norm_rms_epsilon")),
+    ("tokenizer.ggml.tokens", lambda w: drop_key(w, "tokenizer.ggml.tokens")),
+    ("tokenizer.ggml.merges", lambda w: drop_key(w, "tokenizer.ggml.merges")),
+    ("llama.attention.head_count", lambda w: w.add_string("llama.attention.head_count", "four")),
+    ("llama.embedding_length", lambda w: w.add_string("llama.embedding_length", "wide")),
+    ("llama.block_count", lambda w: w.add_array("llama.block_count", [2, 2])),
+]
+
+
+def drop_key(writer: gguf.GGUFWriter, key: str) -> None:
+    for part in writer.kv_data:
+        part.pop(key, None)
+
+
+@pytest.mark.parametrize(("key", "damage"), DAMAGE)
+def test_missing_or_wrong_metadata_names_the_file(
+    key: str, damage: Callable[[gguf.GGUFWriter], None], tmp_path: Path
+) -> None:
+    def replace_key(writer: gguf.GGUFWriter) -> None:
+        drop_key(writer, key)
+        damage(writer)
+
+    write_gguf(tmp_path / "broken.gguf", extra=replace_key)
+    with pytest.raises(ModelError, match=r"broken\.gguf is damaged"):
+        convert_gguf(tmp_path / "broken.gguf", tmp_path)
+
+
+def test_a_gguf_without_an_embedding_says_so(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "broken.gguf", drop="embed_tokens")
+    with pytest.raises(ModelError, match=r"broken\.gguf lacks token_embd\.weight"):
+        convert_gguf(tmp_path / "broken.gguf", tmp_path)
