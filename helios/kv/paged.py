@@ -35,7 +35,7 @@ class Span:
 
 
 def zeroed(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Zeros; on a CPU memory that is committed only where it is first written, so an unused page costs nothing."""
+    """Zeros. On a CPU from `calloc`: memory is committed where it is first written, so an unused page costs nothing."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
