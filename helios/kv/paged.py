@@ -19,7 +19,7 @@ from helios.kv.pages import PAGE_SIZE
 from helios.kv.varlen import VarlenPlan
 from helios.model.config import KVSpec
 
-__all__ = ["PagedKVCache", "Span", "zeroed"]
+__all__ = ["ALIGNMENT", "PagedKVCache", "Span", "zeroed"]
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,17 @@ class Span:
     pages: Sequence[int]
 
 
+ALIGNMENT = 64  # bytes: a cache line
+
+
 def zeroed(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Zeros. On a CPU from `calloc`: memory is committed where it is first written, so an unused page costs nothing."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT  # a row that straddles cache lines is slower to gather
+    return torch.from_numpy(memory[start : start + size]).view(dtype).view(shape)
 
 
 class PagedKVCache:

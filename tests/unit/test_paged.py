@@ -297,3 +297,8 @@ def test_an_unused_pool_costs_no_memory() -> None:
     assert cache.nbytes >= 1 << 30
     assert psutil.Process().memory_info().rss - before < 100 << 20
     assert not cache.store[0, 0, 500].any()
+
+
+def test_the_pool_begins_at_a_cache_line() -> None:
+    cache = PagedKVCache(KVSpec(layers=1, heads=1, head_dim=16), 2, query_heads=1, dtype=torch.bfloat16)
+    assert cache.store.data_ptr() % 64 == 0 and cache.store.is_contiguous()
