@@ -1,4 +1,4 @@
-# Generated from notebooks/12_wire.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/17_wire.ipynb by `helios export`; edit the notebook.
 """What a client may ask: the request bodies of the chat and completions endpoints, checked field by field."""
 
 from __future__ import annotations
