@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import time
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -11,6 +13,7 @@ import torch
 
 from helios.engine.config import EngineConfig
 from helios.engine.engine import Engine
+from helios.engine.runner import ModelRunner, Runner, RunnerUnavailable
 from helios.kv.matmul import choose_paged_attention
 from helios.kv.paged import PagedKVCache
 from helios.kv.pages import PAGE_SIZE, PagePool
@@ -22,7 +25,17 @@ from helios.model.tokenizer import Tokenizer
 from helios.model.transformer import Transformer, load_transformer
 from helios.model.weights import random_weights
 
-__all__ = ["GIB", "build_engine", "default_model", "free_memory", "load_model", "size_pool"]
+__all__ = [
+    "AUTO",
+    "FASTER",
+    "GIB",
+    "build_engine",
+    "choose_runner",
+    "default_model",
+    "free_memory",
+    "load_model",
+    "size_pool",
+]
 GIB = 2**30
 
 
@@ -89,6 +102,31 @@ def load_model(
     return model, Tokenizer.from_folder(folder) if (folder / "tokenizer.json").is_file() else None, name
 
 
+FASTER = {"graphs": "helios.fast.graphs", "native": "helios.fast.native", "compiled": "helios.fast.compiled"}
+AUTO = ("graphs", "native")  # in this order, where they can serve
+
+
+def choose_runner(model: Transformer, cache: PagedKVCache, config: EngineConfig) -> tuple[str, Runner, str]:
+    """The name, the runner and the reason. "auto" takes the first that can serve this model here; eager always can.
+
+    Raises ValueError when `config.runner` names one that cannot.
+    """
+    if config.runner not in ("auto", "eager", *FASTER):
+        raise ValueError(f"runner={config.runner!r} is unknown: use auto, eager, {', '.join(FASTER)}")
+    reasons = ["asked for"] if config.runner == "eager" else []
+    for name in AUTO if config.runner == "auto" else FASTER.keys() & {config.runner}:
+        try:
+            if not find_spec(FASTER[name].rpartition(".")[0]) or not find_spec(FASTER[name]):
+                raise RunnerUnavailable("its chapter is not built yet")
+            runner, reason = import_module(FASTER[name]).build_runner(model, cache, config)
+            return name, runner, reason
+        except RunnerUnavailable as obstacle:
+            reasons.append(f"not {name}: {obstacle}")
+    if config.runner not in ("auto", "eager"):
+        raise ValueError(f"runner={config.runner!r} is not possible here: {reasons[-1]}. Use runner='auto'.")
+    return "eager", ModelRunner(model, cache), "; ".join(reasons)
+
+
 def build_engine(config: EngineConfig) -> Engine:
     """Load, size, warm up: an engine ready to tick, with `.tokenizer` and `.report` (what was chosen, and why).
 
@@ -108,17 +146,19 @@ def build_engine(config: EngineConfig) -> Engine:
     pool = PagePool(pages + 1)  # page 0 is scratch
     cache = PagedKVCache(spec, pages + 1, query_heads=heads, device=device, dtype=dtype, attention=attention)
     prefix = PrefixCache(pool, ttl_s=config.prefix_ttl_s) if config.prefix_cache else None
+    runner_name, runner, runner_why = choose_runner(model, cache, config)
     report = {
         "model": f"{name} ({model.config.parameter_count / 1e6:,.0f} M parameters, {config.load_weights} weights)",
         "device": f"{device} ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device),
         "dtype": f"{str(dtype).removeprefix('torch.')} ({dtype_why})",
+        "runner": f"{runner_name} ({runner_why})",
         "attention": f"{attention} ({attention_why})",
         "context": f"{context} tokens",
         "kv_pages": f"{pages} of {PAGE_SIZE} tokens, {pages * spec.page_bytes(dtype) / GIB:.2f} GiB ({pages_why})",
         "batch": f"{config.max_batch_size} sequences, {config.prefill_chunk_size} tokens a tick",
         "prefix_cache": f"on, idle pages kept {config.prefix_ttl_s:g} s" if prefix is not None else "off",
     }
-    engine = Engine(model, cache, pool, prefix, config, tokenizer=tokenizer, report=report)
+    engine = Engine(model, cache, pool, prefix, config, runner=runner, tokenizer=tokenizer, report=report)
     engine.warm_up()
     report["ready"] = f"after {time.perf_counter() - started:.1f} s"
     return engine

@@ -16,7 +16,7 @@ from helios.engine.sequence import Sequence
 from helios.kv.paged import PagedKVCache, Span
 from helios.model.transformer import Transformer
 
-__all__ = ["Batch", "ModelRunner", "Runner", "TickInputs", "pack"]
+__all__ = ["Batch", "ModelRunner", "Runner", "RunnerUnavailable", "TickInputs", "pack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,10 @@ class TickInputs:
     positions: npt.NDArray[np.int64]
     spans: Seq[Span]
     rows: npt.NDArray[np.int64]
+
+
+class RunnerUnavailable(Exception):
+    """This runner cannot serve this model on this machine; the message says why."""
 
 
 class Runner(Protocol):

@@ -25,6 +25,9 @@ class EngineSettings(BaseSettings):
     attention: Literal["auto", "sdpa", "matmul", "varlen"] = Field(
         "auto", description="attention backend; auto: by capability"
     )
+    runner: Literal["auto", "eager", "native", "compiled", "graphs"] = Field(
+        "auto", description="what computes a tick; auto: the fastest that can"
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads for torch; default: torch's own choice")
     debug_checks: bool = Field(False, description="verify every page and reference after each tick (slow)")
 
