@@ -64,14 +64,16 @@ class Engine:
         self.limits = Limits(self.context, model.config.vocab_size, pool.capacity, config.max_batch_size)
         self.last_plan = TickPlan()
         self._choices: dict[str, list[Sequence]] = {}
+        self._running_count = 0
         self._served: list[Sequence] = []
-        self._publications = 0
+        self._published = False  # since the last tick began
+        self._refused: tuple[str, int, int] | None = None  # whom `can_admit` sent back, and how things stood then
         self._totals: Counter[str] = Counter()
 
     @property
     def running_count(self) -> int:
-        """Live sequences: every choice counts, those waiting for their prompt too."""
-        return sum(len(choices) for choices in self._choices.values())
+        """Live sequences: every choice counts, those waiting for their prompt too; O(1)."""
+        return self._running_count
 
     def check_fits(self, request: Request) -> None:
         """Raise RequestError if this engine could never serve the request, however empty it was. Any thread may ask."""
@@ -82,12 +84,17 @@ class Engine:
         if self.running_count + request.params.n > self.limits.sequences:
             return False
         needed = reservation(request, self.limits)
-        if needed <= self.pool.free_count:
-            return True
+        if self.prefix is None or needed <= self.pool.free_count:
+            return needed <= self.pool.free_count
+        if self._refused == (request.id, self.pool.free_count, self.prefix.changes):
+            return False
         shared = self._match(request)
-        evictable = self.prefix.evictable_count if self.prefix is not None else 0
+        room = self.pool.free_count + self.prefix.evictable_count
         self.pool.release(shared)
-        return needed - len(shared) <= self.pool.free_count + evictable
+        if needed - len(shared) <= room:
+            return True
+        self._refused = (request.id, self.pool.free_count, self.prefix.changes)
+        return False
 
     def _match(self, request: Request) -> list[int]:
         return self.prefix.match(request.shareable_hashes) if self.prefix is not None else []
@@ -119,8 +126,8 @@ class Engine:
             seq.pages = [fresh.pop() for _ in range(further)]
         choices[0].pages = shared + fresh
         choices[0].computed = choices[0].cached_tokens = len(shared) * PAGE_SIZE
-        choices[0].seen_publications = self._publications
         self._choices[request.id] = choices
+        self._running_count += len(choices)
         self._totals["prompt_tokens"] += len(request.prompt_ids)
         self._totals["cached_tokens"] += choices[0].cached_tokens
 
@@ -132,6 +139,7 @@ class Engine:
             self.prefix.check()
             holders.append(self.prefix.cached_pages)
         self.pool.check(holders)
+        assert len(live) == self.running_count, f"{len(live)} sequences found, {self.running_count} counted"
         assert len(live) <= self.limits.sequences, "more sequences run than max_batch_size allows"
         for seq in live:
             seq.check()
@@ -141,9 +149,12 @@ class Engine:
         blocks = seq.computed // PAGE_SIZE
         if self.prefix is None or blocks <= len(seq.hashes):
             return
-        seq.hashes = block_hashes(seq.tokens[: blocks * PAGE_SIZE], seq.request.salt, known=seq.hashes)
+        hashes = max(seq.hashes, seq.request.shareable_hashes, key=len)
+        if blocks > len(hashes):
+            hashes = block_hashes(seq.tokens[: blocks * PAGE_SIZE], seq.request.salt, known=hashes)
+        seq.hashes = hashes[:blocks]
         self.prefix.publish(seq.hashes, seq.pages[:blocks])
-        self._publications += 1
+        self._published = True
 
     def _leave(self, seq: Sequence) -> None:
         self._publish(seq)
@@ -154,6 +165,7 @@ class Engine:
         seq.pages = []
         choices = self._choices[seq.request.id]
         choices.remove(seq)
+        self._running_count -= 1
         if not choices:
             del self._choices[seq.request.id]
 
@@ -169,7 +181,7 @@ class Engine:
 
     def _fork(self, first: Sequence) -> None:
         """Start the parked choices: they share the prompt's full pages and get a copy of the partly filled one."""
-        full, partial = divmod(len(first.prompt), PAGE_SIZE)
+        full, partial = divmod(first.prompt_tokens, PAGE_SIZE)
         for child in [choice for choice in self._choices[first.request.id] if choice.parked]:
             self.pool.retain(first.pages[:full])
             if partial:
@@ -178,14 +190,13 @@ class Engine:
             child.computed, child.cached_tokens = first.computed, first.cached_tokens
             child.hashes, child.parked = list(first.hashes), False
 
-    def _adopt(self, seq: Sequence) -> None:
+    def _adopt(self, prefix: PrefixCache, seq: Sequence) -> None:
         """Skip what another request has published since: its pages replace ours, and `computed` jumps ahead."""
-        seq.seen_publications = self._publications
-        matched = self._match(seq.request)
-        blocks, own = len(matched), seq.computed // PAGE_SIZE
-        if blocks <= own:
-            self.pool.release(matched)
+        hashes, own = seq.request.shareable_hashes, seq.computed // PAGE_SIZE
+        if own >= len(hashes) or hashes[own] not in prefix:
             return
+        matched = prefix.match(hashes)
+        blocks = len(matched)
         self.pool.release(seq.pages[own:blocks] + matched[:own])
         seq.pages[own:blocks] = matched[own:]
         skipped = blocks * PAGE_SIZE - seq.computed
@@ -204,19 +215,18 @@ class Engine:
                 else:
                     events += [self._fail(choice) for choice in list(self._choices[seq.request.id])]
         drawn = sample(logits[: len(batch.sampled)], [seq.row for seq in batch.sampled])
-        bad = set(drawn.bad)
-        for row, seq in enumerate(batch.sampled):
-            if row in bad:
+        for seq, token, logprob in zip(batch.sampled, drawn.ids, drawn.logprobs, strict=True):
+            if token < 0:  # its logits were not finite
                 events.append(self._fail(seq))
                 continue
             if not seq.output_ids and not seq.index:
                 self._publish(seq)
                 self._fork(seq)
-            seq.append(drawn.ids[row])
-            events.append(seq.event(drawn.ids[row], drawn.logprobs[row]))
+            seq.append(token)
+            events.append(seq.event(token, logprob))
             if seq.finish_reason:
                 self._leave(seq)
-        self._totals["output_tokens"] += len(batch.sampled) - len(bad)
+        self._totals["output_tokens"] += len(batch.sampled) - len(drawn.bad)
         return events
 
     @torch.inference_mode()
@@ -227,12 +237,13 @@ class Engine:
         running = [seq for choices in self._choices.values() for seq in choices if not seq.parked]
         if self.prefix is not None:
             self.prefix.expire()
-            for seq in running:
-                if seq.remaining_prompt and seq.seen_publications < self._publications:
-                    self._adopt(seq)
+            if self._published:
+                self._published = False
+                for seq in running:
+                    self._adopt(self.prefix, seq)
         views = [SeqView(s.remaining_prompt, s.request.arrival_s, s.last_progress_s, s) for s in running]
         self.last_plan = plan_tick(views, self.config.prefill_chunk_size, now)
-        work = [(cast(Sequence, key), tokens) for key, tokens in self.last_plan.shares]
+        work = cast("tuple[tuple[Sequence, int], ...]", self.last_plan.shares)
         self._served = [seq for seq, _ in work]
         if not work:
             return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Self
 
 from helios.engine.sequence import Request, TokenEvent
@@ -45,13 +45,12 @@ class JobEvent:
     error: str | None = None
 
     def then(self, later: Self) -> Self:
-        """This event and the next of the same choice, as one."""
-        return replace(
-            later,
-            text=self.text + later.text,
-            token_ids=self.token_ids + later.token_ids,
-            logprobs=self.logprobs + later.logprobs,
-        )
+        """This event and the next of the same choice, as one: this one grows, at the cost of what is new."""
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
+        self.finish_reason, self.stop_reason, self.error = later.finish_reason, later.stop_reason, later.error
+        return self
 
 
 class Job:

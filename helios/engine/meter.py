@@ -29,18 +29,21 @@ class Meter:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
-    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=65536))
+    _recent: deque[tuple[float, int]] = field(default_factory=deque)  # of each tick in the window: when, how many
 
-    def token(self, job: Job, token: TokenEvent, now: float) -> None:
-        """Count one token of a job, and its prompt with the first."""
-        if job.timings.first_token_s is None:
-            job.timings.first_token_s = now
-            job.cached_tokens = token.cached_tokens
-            self.prompt_tokens += job.prompt_tokens
-            self.cached_tokens += token.cached_tokens
-        if token.error is None:
-            self.generated_tokens += 1
-            self._recent.append(now)
+    def first(self, job: Job, token: TokenEvent, now: float) -> None:
+        """Count a job's prompt, when its first token is there."""
+        job.timings.first_token_s = now
+        job.cached_tokens = token.cached_tokens
+        self.prompt_tokens += job.prompt_tokens
+        self.cached_tokens += token.cached_tokens
+
+    def generated(self, tokens: int, now: float) -> None:
+        """Count the tokens of one tick."""
+        self.generated_tokens += tokens
+        self._recent.append((now, tokens))
+        while now - self._recent[0][0] >= RATE_WINDOW_S:
+            self._recent.popleft()
 
     def end(self, reason: str) -> None:
         """Count a request that ended: "abort", "error", or anything else for one that finished."""
@@ -49,6 +52,6 @@ class Meter:
 
     def read(self, now: float) -> dict[str, float]:
         """All totals by name, and `tokens_per_s`: generated tokens, mean over the last RATE_WINDOW_S seconds."""
-        recent = sum(now - t < RATE_WINDOW_S for t in tuple(self._recent))
+        recent = sum(tokens for at, tokens in tuple(self._recent) if now - at < RATE_WINDOW_S)
         totals = {name: float(value) for name, value in vars(self).items() if not name.startswith("_")}
         return {**totals, "tokens_per_s": recent / RATE_WINDOW_S}

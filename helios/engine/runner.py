@@ -84,18 +84,20 @@ def pack(work: Seq[tuple[Sequence, int]], choices: dict[str, list[Sequence]]) ->
     at = 0
     for seq, tokens in work:
         start, end = seq.computed, seq.computed + tokens
-        if seq.remaining_prompt:
-            token_ids[at : at + tokens] = seq.prompt[start:end]
-            positions[at : at + tokens] = np.arange(start, end)
-        else:
-            token_ids[at], positions[at] = seq.output_ids[-1], start
         spans.append(Span(tokens, end, seq.pages))
         at += tokens
-        if end < len(seq.prompt):
+        if start >= seq.prompt_tokens:  # generating: its newest token
+            token_ids[at - 1], positions[at - 1] = seq.output_ids[-1], start
+            sampled.append(seq)
+            rows.append(at - 1)
+            continue
+        token_ids[at - tokens : at] = seq.prompt[start:end]
+        positions[at - tokens : at] = np.arange(start, end)
+        if end < seq.prompt_tokens:
             unfinished.append(seq)
             chunk_rows.append(at - 1)
         else:
-            owners = choices[seq.request.id] if seq.remaining_prompt else [seq]
+            owners = choices[seq.request.id]
             sampled += owners
             rows += [at - 1] * len(owners)
     return Batch(TickInputs(token_ids, positions, spans, np.asarray(rows + chunk_rows, np.int64)), sampled, unfinished)

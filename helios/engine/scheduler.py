@@ -164,12 +164,15 @@ class Scheduler(Worker):
     def _collect(self, engine: Engine, tokens: list[TokenEvent]) -> None:
         """Turn a tick's tokens into events, one for each choice with news; tell the engine of stop strings."""
         touched: dict[str, Live] = {}
+        now = self._clock()
+        self._meter.generated(sum(token.error is None for token in tokens), now)
         for token in tokens:
             live = self._running.get(token.request_id)
             if live is None:
                 continue  # it failed earlier in this tick
             touched[token.request_id] = live
-            self._meter.token(live.job, token, self._clock())
+            if live.job.timings.first_token_s is None:
+                self._meter.first(live.job, token, now)
             if token.error is not None:
                 engine.cancel(token.request_id)
                 self._end(token.request_id, "error", token.error)

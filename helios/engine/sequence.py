@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,8 +45,7 @@ def pages_needed(prompt_tokens: int, max_tokens: int) -> tuple[int, int]:
     return first, first - prompt_tokens // PAGE_SIZE
 
 
-@dataclass(frozen=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """One choice's next token, or its failure (`token_id` -1, `finish_reason` "error", `error` says what happened)."""
 
     request_id: str
@@ -68,10 +68,11 @@ class Sequence:
     def __init__(self, request: Request, index: int, *, max_tokens: int, seed: int, stop_ids: frozenset[int]) -> None:
         self.request, self.index, self.max_tokens, self.stop_ids = request, index, max_tokens, stop_ids
         self.prompt = np.asarray(request.prompt_ids, dtype=np.int64)
+        self.prompt_tokens = len(request.prompt_ids)
         self.output_ids: list[int] = []
         self.pages: list[int] = []
         self.hashes: list[bytes] = []  # of the blocks that were published
-        self.computed = self.cached_tokens = self.seen_publications = 0
+        self.computed = self.cached_tokens = 0
         self.parked = index > 0
         self.finish_reason: str | None = None
         self.last_progress_s = request.arrival_s
@@ -81,7 +82,8 @@ class Sequence:
     @property
     def remaining_prompt(self) -> int:
         """Prompt tokens still to be computed; 0 once the sequence is generating."""
-        return max(len(self.prompt) - self.computed, 0)
+        left = self.prompt_tokens - self.computed
+        return left if left > 0 else 0
 
     @property
     def tokens(self) -> list[int]:
@@ -105,7 +107,7 @@ class Sequence:
     def check(self) -> None:
         """Assert what must hold between ticks of a sequence that still runs."""
         name = f"choice {self.index} of request {self.request.id!r}"
-        prompt, outputs = len(self.prompt), len(self.output_ids)
+        prompt, outputs = self.prompt_tokens, len(self.output_ids)
         assert self.finish_reason is None, f"{name} is done and still here"
         assert SCRATCH_PAGE not in self.pages and len(set(self.pages)) == len(self.pages), f"{name}: bad page table"
         first, further = pages_needed(prompt, self.max_tokens)

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["PATIENCE_S", "SeqView", "TickPlan", "plan_tick"]
 PATIENCE_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class SeqView:
+class SeqView(NamedTuple):
     """All the planner may know of a running sequence. `remaining_prompt` 0 means that it is generating."""
 
     remaining_prompt: int

@@ -79,6 +79,7 @@ class PrefixCache:
         self._queue: list[tuple[float, int, Entry]] = []
         self._tickets = 0
         self._evictable = 0
+        self._changes = 0
         pool.on_change = self._holders_changed
 
     def __len__(self) -> int:
@@ -93,6 +94,14 @@ class PrefixCache:
     def evictable_count(self) -> int:
         """How many pages `evict` could free now; O(1)."""
         return self._evictable
+
+    @property
+    def changes(self) -> int:
+        """Grows whenever what is known or what is evictable changes: while it stands still, answers stay true."""
+        return self._changes
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._entries
 
     def match(self, hashes: Sequence[bytes]) -> list[int]:
         """The pages of the longest known chain at the start of `hashes`, retained for the caller, who releases them."""
@@ -112,16 +121,15 @@ class PrefixCache:
         """
         if len(pages) < len(hashes):
             raise ValueError(f"{len(hashes)} hashes but {len(pages)} pages: pass one page per hash")
-        now = self._clock()
-        parent: Entry | None = None
-        for key, page in zip(hashes, pages, strict=False):
-            entry = self._entries.get(key)
-            if entry is None:
-                entry = self._add(key, page, parent, now)
-            elif now != entry.last_used:
-                entry.last_used = now
-                self._enqueue(entry)
-            parent = entry
+        now, known = self._clock(), len(hashes)
+        while known and hashes[known - 1] not in self._entries:
+            known -= 1
+        parent = self._entries[hashes[known - 1]] if known else None
+        if parent is not None and now != parent.last_used:
+            parent.last_used = now
+            self._enqueue(parent)
+        for key, page in zip(hashes[known:], pages[known:], strict=False):
+            parent = self._add(key, page, parent, now)
 
     def _add(self, key: bytes, page: int, parent: Entry | None, now: float) -> Entry:
         if page in self._by_page:
@@ -131,6 +139,7 @@ class PrefixCache:
         entry = Entry(key, page, parent, now)
         self._entries[key] = self._by_page[page] = entry
         self._evictable += 1
+        self._changes += 1
         if parent is not None:
             parent.children += 1
         self._pool.retain([page])  # tells _holders_changed that the caller holds it too
@@ -156,6 +165,7 @@ class PrefixCache:
             if was_free == (entry.blockers == 0):
                 return
             self._evictable -= by
+            self._changes += 1
             self._enqueue(entry)
             entry = entry.parent
 
@@ -199,8 +209,10 @@ class PrefixCache:
         del self._entries[entry.key], self._by_page[entry.page]
         entry.ticket = 0
         self._evictable -= 1
+        self._changes += 1
         if entry.parent is not None:
             entry.parent.children -= 1
+            entry.parent.last_used = max(entry.parent.last_used, entry.last_used)  # whoever used the child used it too
             self._enqueue(entry.parent)
         self._pool.release([entry.page])
 
@@ -208,6 +220,7 @@ class PrefixCache:
         """Forget everything, as when the weights change. Pages that sequences hold stay theirs."""
         pages = self.cached_pages
         self._entries, self._by_page, self._queue, self._evictable = {}, {}, [], 0
+        self._changes += 1
         self._pool.release(pages)
 
     def check(self) -> None:
