@@ -15,9 +15,9 @@ class EngineConfig:
 
     `model`: "auto", "smollm2", a hub id, a local folder or a `.gguf` file. `device`, `dtype`, `attention`, `runner`:
     "auto" lets the engine choose by capability and say why. `max_batch_size`: sequences in one tick (each of a
-    request's `n` choices is one). `prefill_chunk_size`: the token budget of a tick. `max_waiting`: requests that may queue.
-    `kv_pages`: usable pages of 256 tokens; None sizes the pool as `memory_fraction` of the memory that is free after
-    loading. `max_context`: tokens of prompt and answer together, at most the model's own. `threads`: torch's CPU
+    request's `n` choices is one). `prefill_chunk_size`: the token budget of a tick. `max_waiting`: requests that may
+    queue. `kv_pages`: usable pages of 256 tokens; None sizes the pool as `memory_fraction` of the memory that is free
+    after loading. `max_context`: tokens of prompt and answer together, at most the model's own. `threads`: torch's CPU
     threads. `debug_checks`: recount every page after every tick. `load_weights`: "random" needs only a config.json.
 
     Raises ValueError, naming the field, for a value that cannot work.

@@ -240,7 +240,8 @@ class Engine:
             if self._published:
                 self._published = False
                 for seq in running:
-                    self._adopt(self.prefix, seq)
+                    if seq.computed < seq.prompt_tokens:
+                        self._adopt(self.prefix, seq)
         views = [SeqView(s.remaining_prompt, s.request.arrival_s, s.last_progress_s, s) for s in running]
         self.last_plan = plan_tick(views, self.config.prefill_chunk_size, now)
         work = cast("tuple[tuple[Sequence, int], ...]", self.last_plan.shares)

@@ -132,15 +132,16 @@ class Choice:
             return False
         self._event.token_ids.append(token.token_id)
         self._event.logprobs.append(token.logprob)
-        stopped, asked_for = token.finish_reason == "stop", token.token_id in (self._params.stop_token_ids or ())
+        stopped = token.finish_reason == "stop"
         if self._stream and (not stopped or self._params.include_stop_str_in_output):
             self._event.text += self._stream.push(token.token_id)
             if self._stream.stop_reason is not None:
                 self.end("stop")
                 return token.finish_reason is None
         if token.finish_reason is not None:
+            asked_for = stopped and token.token_id in (self._params.stop_token_ids or ())
             by_itself = token.token_id in self._eos_token_ids and not self._params.ignore_eos
-            self.end(token.finish_reason, token.token_id if stopped and asked_for and not by_itself else None)
+            self.end(token.finish_reason, token.token_id if asked_for and not by_itself else None)
         return False
 
     def end(self, reason: str, stop_reason: str | int | None = None, error: str | None = None) -> None:
@@ -170,15 +171,21 @@ class Live:
     job: Job
     known_to_fit: bool
     choices: list[Choice] = field(default_factory=list)
+    told: int = 0  # choices that have given their last event
 
     def take(self) -> Batch:
         """What became readable, one event a choice."""
-        return [(self.job, event) for choice in self.choices if (event := choice.take())]
+        news = []
+        for choice in self.choices:
+            if (event := choice.take()) is not None:
+                news.append((self.job, event))
+                self.told += choice.told
+        return news
 
     @property
     def ended(self) -> bool:
         """Whether every choice has given its last event."""
-        return all(choice.told for choice in self.choices)
+        return self.told == len(self.choices)
 
     def end(self, reason: str, error: str | None = None) -> Batch:
         """End every choice that is still open, with the text that was held back; returns their last events."""

@@ -164,8 +164,7 @@ class Scheduler(Worker):
     def _collect(self, engine: Engine, tokens: list[TokenEvent]) -> None:
         """Turn a tick's tokens into events, one for each choice with news; tell the engine of stop strings."""
         touched: dict[str, Live] = {}
-        now = self._clock()
-        self._meter.generated(sum(token.error is None for token in tokens), now)
+        now, generated = self._clock(), 0
         for token in tokens:
             live = self._running.get(token.request_id)
             if live is None:
@@ -176,8 +175,11 @@ class Scheduler(Worker):
             if token.error is not None:
                 engine.cancel(token.request_id)
                 self._end(token.request_id, "error", token.error)
-            elif live.choices[token.index].push(token):
+                continue
+            generated += 1
+            if live.choices[token.index].push(token):
                 engine.finish(token.request_id, token.index, "stop")
+        self._meter.generated(generated, now)
         for job_id, live in touched.items():
             self._outbox += live.take()
             if live.ended:

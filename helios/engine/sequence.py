@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -45,7 +44,8 @@ def pages_needed(prompt_tokens: int, max_tokens: int) -> tuple[int, int]:
     return first, first - prompt_tokens // PAGE_SIZE
 
 
-class TokenEvent(NamedTuple):
+@dataclass(slots=True)
+class TokenEvent:
     """One choice's next token, or its failure (`token_id` -1, `finish_reason` "error", `error` says what happened)."""
 
     request_id: str
@@ -93,11 +93,12 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Take a sampled token, and decide whether it was the last: "stop" wins over "length" on the last one."""
         self.output_ids.append(token_id)
-        if len(self.output_ids) >= self.request.params.min_tokens:
+        tokens = len(self.output_ids)
+        if self.row.banned and tokens >= self.request.params.min_tokens:
             self.row.banned = []
         if token_id in self.stop_ids:
             self.finish_reason = "stop"
-        elif len(self.output_ids) >= self.max_tokens:
+        elif tokens >= self.max_tokens:
             self.finish_reason = "length"
 
     def event(self, token_id: int, logprob: TokenLogprob | None = None, error: str | None = None) -> TokenEvent:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -60,6 +61,8 @@ class Worker:
     def _run(self) -> None:
         try:
             engine = self._build()
+            gc.collect()
+            gc.freeze()  # what was loaded stays: the garbage collector need not walk over all of it again and again
             self._set_ready(engine)
             while self._wait_for_work():
                 self._turn(engine)
@@ -92,6 +95,7 @@ class Worker:
             self._state, self._reason, self._engine = "dead", reason, None
             self._changed.notify_all()
             self._work.notify_all()
+        gc.unfreeze()
         self._abandon(reason)
 
     def shutdown(self, drain_s: float = 0.0) -> None:
