@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import logging
@@ -193,8 +192,25 @@ def bench_command(
     warmup: Annotated[bool, typer.Option(help="one run that does not count")] = True,
     vocab: Annotated[int, typer.Option(help="token ids below this are drawn, with --url")] = 32000,
     as_json: Annotated[Optional[Path], typer.Option("--json", help="also write everything to this file")] = None,  # noqa: UP045
+    compare: Annotated[Optional[tuple[str, str]], typer.Option(help="two servers in turn, --repeats pairs")] = None,  # noqa: UP045
+    names: Annotated[str, typer.Option(help='with --compare: labels, such as "Helios,vLLM"')] = "",
+    pids: Annotated[str, typer.Option(help="with --compare: process ids; the idle one's group is stopped")] = "",
+    engine: Annotated[
+        bool, typer.Option("--engine", help="what a tick costs without a model, few or many queued")
+    ] = False,
 ) -> None:
     """The 30-request benchmark: latency, throughput, cache hits."""
+    from helios.serve import bench
+
+    if as_json is not None and not as_json.parent.is_dir():
+        raise typer.BadParameter(f"--json: there is no folder {as_json.parent}")
+    if engine:
+        return bench.measure_ticks(as_json)
+    if compare:
+        from helios.bench.compare import compare_command
+
+        seeds = seed or None  # 0: a fresh one
+        return compare_command(compare, names, pids, workload, pairs=repeats, seed=seeds, vocab=vocab, to=as_json)
     from helios.bench.report import measure, print_table, write_json
     from helios.bench.workloads import make_workload
 
@@ -202,37 +218,12 @@ def bench_command(
         make_workload(workload, vocab, seed, rate)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    if as_json is not None and not as_json.parent.is_dir():
-        raise typer.BadParameter(f"--json: there is no folder {as_json.parent}")
-    with _target(settings, url) as (run, size, facts):
+    with bench.target(settings, url) as (run, size, facts):
         counted: dict[str, Any] = {"seed": seed, "repeats": repeats, "warmup": warmup, "facts": facts}
         report = measure(workload, run, lambda s: make_workload(workload, size or vocab, s, rate), **counted)
     print_table({workload: report.median}, f"{workload}, median of {repeats}")
     if as_json is not None:
         write_json(as_json, [report])
-
-
-@contextlib.contextmanager
-def _target(settings: Any, url: str) -> Iterator[tuple[Callable[..., Any], int, dict[str, Any]]]:
-    """What to measure: a function that runs works, the vocabulary (0: unknown), and the facts of the machine."""
-    from helios.bench.drivers import run_scheduler, run_url
-    from helios.bench.ledger import machine_facts
-
-    if url:
-        yield (lambda works: run_url(url, works)), 0, {"url": url}
-        return
-    from helios.engine.build import build_engine
-    from helios.engine.scheduler import Scheduler
-
-    config = settings.engine_config()
-    scheduler = Scheduler(lambda: build_engine(config), max_waiting=max(256, config.max_waiting))
-    scheduler.start()
-    try:
-        engine = scheduler.wait_ready()
-        facts = {**machine_facts(engine.model.device), **engine.report}
-        yield (lambda works: run_scheduler(scheduler, works)), engine.model.config.vocab_size, facts
-    finally:
-        scheduler.shutdown()
 
 
 @app.command("export")
