@@ -1,4 +1,4 @@
-"""The engine against transformers' generate(): fp32, greedy, token for token, however the work is cut and mixed."""
+"""The engine against transformers' generate(): fp32, greedy, token for token, by every runner, however work is mixed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from helios.engine.build import choose_runner
 from helios.engine.config import EngineConfig
 from helios.engine.engine import Engine
 from helios.engine.sequence import Request, TokenEvent
@@ -92,24 +93,25 @@ def clear_answer(model: Any, length: int) -> Answer:
     raise AssertionError("no prompt with a clear answer: give the tiny models larger weights")
 
 
-@pytest.fixture(scope="session")
-def models(tiny_folder: Callable[[str], Path]) -> Callable[[str], Transformer]:
-    loaded: dict[str, Transformer] = {}
-
-    def load(family: str) -> Transformer:
-        if family not in loaded:
-            loaded[family] = load_transformer(tiny_folder(family), device="cpu", dtype=torch.float32)
-        return loaded[family]
-
-    return load
-
-
 def engine_over(model: Transformer, *, pages: int = 80, prefix: bool = True, **settings: Any) -> Engine:
-    pool = PagePool(pages + 1)
+    pool, config = PagePool(pages + 1), EngineConfig(debug_checks=True, **settings)
     cache = PagedKVCache(model.config.kv_spec, pages + 1, query_heads=model.config.heads)
-    return Engine(
-        model, cache, pool, PrefixCache(pool) if prefix else None, EngineConfig(debug_checks=True, **settings)
-    )
+    try:
+        _, runner, _ = choose_runner(model, cache, config)
+    except ValueError as obstacle:
+        pytest.skip(str(obstacle))
+    return Engine(model, cache, pool, PrefixCache(pool) if prefix else None, config, runner=runner)
+
+
+@pytest.fixture(params=["eager", "native"])
+def engine_of(request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]) -> Callable[..., Engine]:
+    """`engine_of(family, **settings)`: an engine over a fresh tiny model (a runner may take the weights over)."""
+
+    def build(family: str, **settings: Any) -> Engine:
+        model = load_transformer(tiny_folder(family), device="cpu", dtype=torch.float32)
+        return engine_over(model, runner=request.param, **settings)
+
+    return build
 
 
 def ask(name: str, answer: Answer, **params: Any) -> Request:
@@ -132,8 +134,8 @@ def tokens_of(events: list[TokenEvent]) -> list[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_alone_cold_and_warm(family: str, answers: Any, models: Any) -> None:
-    engine = engine_over(models(family))
+def test_alone_cold_and_warm(family: str, answers: Any, engine_of: Any) -> None:
+    engine = engine_of(family)
     for temperature in ("cold", "warm"):
         for length, answer in answers(family).items():
             engine.admit(ask(str(length), answer))
@@ -146,9 +148,9 @@ def test_alone_cold_and_warm(family: str, answers: Any, models: Any) -> None:
 @pytest.mark.parametrize("prefix", [False, True])
 @pytest.mark.parametrize("chunk", [1, 7, 64, 256, 1000])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_mixed_batches_in_any_chunks(family: str, chunk: int, prefix: bool, answers: Any, models: Any) -> None:
+def test_mixed_batches_in_any_chunks(family: str, chunk: int, prefix: bool, answers: Any, engine_of: Any) -> None:
     lengths = LENGTHS if chunk > 1 else LENGTHS[:5]
-    engine = engine_over(models(family), prefix=prefix, prefill_chunk_size=chunk)
+    engine = engine_of(family, prefix=prefix, prefill_chunk_size=chunk)
     for _ in range(2 if prefix and chunk > 7 else 1):
         for length in lengths:
             engine.admit(ask(str(length), answers(family)[length]))
@@ -159,9 +161,9 @@ def test_mixed_batches_in_any_chunks(family: str, chunk: int, prefix: bool, answ
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_requests_arrive_and_leave_while_others_run(family: str, seed: int, answers: Any, models: Any) -> None:
+def test_requests_arrive_and_leave_while_others_run(family: str, seed: int, answers: Any, engine_of: Any) -> None:
     rng = random.Random(seed)
-    engine = engine_over(models(family), pages=24, max_batch_size=6, prefill_chunk_size=rng.choice([64, 200, 256]))
+    engine = engine_of(family, pages=24, max_batch_size=6, prefill_chunk_size=rng.choice([64, 200, 256]))
     known = answers(family)
     queue = [(f"{i}", rng.choice(LENGTHS)) for i in range(20)]
     lengths, cancelled = dict(queue), set()
@@ -189,8 +191,8 @@ def test_requests_arrive_and_leave_while_others_run(family: str, seed: int, answ
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logprobs_are_those_of_transformers(family: str, answers: Any, models: Any) -> None:
-    engine = engine_over(models(family), prefill_chunk_size=100)
+def test_logprobs_are_those_of_transformers(family: str, answers: Any, engine_of: Any) -> None:
+    engine = engine_of(family, prefill_chunk_size=100)
     for length in LENGTHS:
         engine.admit(ask(str(length), answers(family)[length], logprobs=4))
     for (name, _), mine in drain(engine).items():
@@ -201,14 +203,15 @@ def test_logprobs_are_those_of_transformers(family: str, answers: Any, models: A
             assert [value for _, value in event.logprob.top] == pytest.approx(likeliest.values.tolist(), abs=1e-4)
 
 
-def test_the_embedded_model_answers_chats_as_transformers_does(embedded: Path) -> None:
+@pytest.mark.parametrize("runner", ["eager", "native"])
+def test_the_embedded_model_answers_chats_as_transformers_does(embedded: Path, runner: str) -> None:
     tokenizer = Tokenizer.from_folder(embedded)
     prompts = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in CHATS]
     reference = reference_model(embedded)
     wanted = [greedy_answer(reference, prompt) for prompt in prompts]
     del reference
     model = load_transformer(embedded, device="cpu", dtype=torch.float32)
-    engine = engine_over(model, pages=16)
+    engine = engine_over(model, pages=16, runner=runner)
     for name, answer in enumerate(wanted):
         engine.admit(ask(str(name), answer, logprobs=0))
     events = drain(engine)
