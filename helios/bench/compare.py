@@ -19,7 +19,7 @@ import httpx
 
 from helios.bench.drivers import BenchmarkError, check_lengths, run_url
 from helios.bench.ledger import commit_name, machine_facts
-from helios.bench.metrics import Summary, median_summary, summarize
+from helios.bench.metrics import Summary, _plain, _rich, median_summary, summarize
 from helios.bench.report import METRICS, alternate
 from helios.bench.workloads import WORKLOADS, Work, describe_lengths, make_workload
 from helios.book.notebook import checkout_root
@@ -106,7 +106,8 @@ RATIOS = ("output_tok_s", "ttft_s.p50", "ttft_s.p95", "itl_s.p50", "itl_s.p95", 
 def compare_workload(a: Server, b: Server, kind: str, *, pairs: int, seed: int, vocab: int) -> dict[str, Any]:
     """One warm-up each, then A B A B …: each pair has its own prompts, the same for both. A plain dict for JSON.
 
-    `ratio` is the median of b over the median of a; `ratio_range` holds the smallest and the largest over the pairs.
+    `ratio` is the median of b over the median of a; `ratio_range` the smallest and the largest over the pairs. None
+    where there is nothing to divide by, such as gaps of tokens that came together.
     """
 
     def works(pair: int) -> list[Work]:
@@ -121,8 +122,8 @@ def compare_workload(a: Server, b: Server, kind: str, *, pairs: int, seed: int, 
         "seeds": [seed + pair for pair in range(pairs)],
         "runs": {name: [run.to_dict() for run in runs] for name, runs in sides.items()},
         "median": {name: median_summary(runs).to_dict() for name, runs in sides.items()},
-        "ratio": {path: both.ratio(path) for path in RATIOS},
-        "ratio_range": {path: both.ratio_range(path) for path in RATIOS},
+        "ratio": {path: _plain(both.ratio(path)) for path in RATIOS},
+        "ratio_range": {path: [_plain(end) for end in both.ratio_range(path)] for path in RATIOS},
     }
 
 
@@ -162,9 +163,9 @@ def comparison_table(result: dict[str, Any]) -> str:
         for label, path, form in METRICS:
             if path in RATIOS:
                 left, right = (Summary.from_dict(found["median"][name]).value(path) for name in (a, b))
-                low, high = found["ratio_range"][path]
+                middle, low, high = (_rich(x) for x in (found["ratio"][path], *found["ratio_range"][path]))
                 numbers = f"{left:>{wide}{form}}  {right:>{wide}{form}}"
-                lines.append(f"  {label:<32}{numbers}  {found['ratio'][path]:5.2f}  {low:.2f} … {high:.2f}")
+                lines.append(f"  {label:<32}{numbers}  {middle:5.2f}  {low:.2f} … {high:.2f}")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from helios.bench.drivers import check_lengths
-from helios.bench.metrics import RequestRecord, Summary, median_summary, summarize
+from helios.bench.metrics import RequestRecord, Summary, median_summary, ratio, summarize
 from helios.bench.workloads import Work
 
 __all__ = [
@@ -83,11 +83,11 @@ class Comparison:
 
     def ratio(self, path: str) -> float:
         """Median of b divided by median of a for one number, such as `"output_tok_s"`."""
-        return median_summary(self.b).value(path) / median_summary(self.a).value(path)
+        return ratio(median_summary(self.b).value(path), median_summary(self.a).value(path))
 
     def ratio_range(self, path: str) -> tuple[float, float]:
         """The smallest and largest ratio b / a over the pairs: if 1 lies between them, no difference was shown."""
-        ratios = [b.value(path) / a.value(path) for a, b in zip(self.a, self.b, strict=True)]
+        ratios = [ratio(b.value(path), a.value(path)) for a, b in zip(self.a, self.b, strict=True)]
         return min(ratios), max(ratios)
 
 
