@@ -92,8 +92,11 @@ def check(machine: Machine, backend: str, dtype: torch.dtype, runner_name: str) 
     model = Transformer.from_weights(config, weights)
     paged = machine.cache(backend, config.kv_spec, traffic.pages, config.heads, dtype)
     runner = build_runner(runner_name, model, paged, engine_config(backend, 8, 1024))
+    if runner_name == "graphs":
+        runner.padding = None  # type: ignore[attr-defined]  # replay these few rows, however much padding that takes
     errors = worst(runner, traffic, truth(machine, dtype))
-    replayed = getattr(runner, "ticks", {}).get("replayed")
-    extra = {} if replayed is None else {"replayed": replayed}
-    passed = max(errors.values()) <= TOLERANCE[dtype] and replayed != 0
-    return {**errors, **extra, "passed": passed}
+    passed = max(errors.values()) <= TOLERANCE[dtype]
+    if runner_name != "graphs":
+        return {**errors, "passed": passed}
+    replayed = getattr(runner, "ticks", {}).get("replayed", 0)
+    return {**errors, "replayed": replayed, "passed": passed and replayed > 0}

@@ -3,6 +3,7 @@
 import torch
 
 from helios.engine.runner import TickInputs
+from helios.fast import triton_decode
 from helios.kv.pages import PAGE_SIZE
 from helios.model.config import ModelConfig
 from helios.model.transformer import Transformer
@@ -132,4 +133,19 @@ def attention_only(machine: Machine, backend: str, limits: Limits) -> Result:
         bytes_ = batch * context * spec.bytes_per_token(machine.half) / 2
         found[f"{batch}x{context}_us"] = took * 1e6
         found[f"{batch}x{context}_share"] = limits.bound_s(bytes_, 0.0) / took
+    return found
+
+
+def tiles(machine: Machine, limits: Limits) -> Result:
+    """The Triton kernel with smaller and larger blocks, and with fewer and more parts, than it takes by itself."""
+    found: Result = {}
+    usual = {"TILE": triton_decode.TILE, "PROGRAMS": triton_decode.PROGRAMS}
+    for name, value in usual.items():
+        for factor in (1,) if machine.dry else (0.5, 1, 2):
+            setattr(triton_decode, name, int(value * factor))
+            try:
+                measured = attention_only(machine, "triton", limits)
+            finally:
+                setattr(triton_decode, name, value)
+            found |= {f"{name}{int(value * factor)} {key}": us for key, us in measured.items() if key.endswith("_us")}
     return found

@@ -37,6 +37,7 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path) -> None:
     ran = {name for name, part in parts.items() if "skipped" not in part}
     assert {"limits", "right: sdpa float32 eager", "right: varlen float32 eager", "attention: varlen"} <= ran
     assert {f"Qwen3-4B: {kind}" for kind in ("decode sdpa eager", "prefill sdpa eager", "thirty requests eager")} <= ran
+    assert {f"right: {backend} float32 graphs" for backend in ("sdpa", "varlen")} <= ran
     assert "right: triton float32 eager" in ran or find_spec("triton") is None
     assert {f"asked: {name}" for name in QUESTIONS} <= parts.keys()
     assert all(any(name.endswith(runner) for name in parts) for runner in RUNNERS)

@@ -87,14 +87,19 @@ def test_padding_rows_read_the_scratch_page_only(cases: dict[str, float]) -> Non
 @needs_triton
 @pytest.mark.parametrize("capability, dtype", [(75, "fp16"), (80, "bf16"), (90, "bf16")])
 def test_compiles_for_gpus_without_spilling(capability: int, dtype: str) -> None:
-    """The compiler needs no GPU. Groups of four heads of size 128, as in Qwen3-4B: nothing may go to the stack."""
+    """The compiler needs no GPU. Groups and head sizes of real models: nothing may go to the stack."""
     script = f"""
 import json
-from tests.unit.triton_cases import compile_for
-print(json.dumps([compile_for({capability}, {dtype!r}, direct) for direct in (False, True)]))
+from tests.unit.triton_cases import compile_merge, compile_part
+shapes = [(1, 128, True), (3, 64, False), (4, 128, False), (8, 128, False)]
+found = [compile_part({capability}, {dtype!r}, *shape) for shape in shapes]
+found.append(compile_part({capability}, {dtype!r}, 4, 128, False, "i64"))
+found.append(compile_part({capability}, "fp32", 4, 128, False))
+print(json.dumps([*found, compile_merge({capability}, {dtype!r})]))
 """
-    environment = {"TRITON_INTERPRET": "0"}
-    for registers, stack in in_a_process(script, **environment):
+    found = in_a_process(script, TRITON_INTERPRET="0")
+    assert len(found) == 7
+    for registers, stack in found:
         assert 16 < registers <= 255 and stack == 0
 
 

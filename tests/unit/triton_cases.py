@@ -147,24 +147,43 @@ def run_all() -> dict[str, float]:
     return kernel_cases() | edge_cases() | cache_cases() | padding_case()
 
 
-def compile_for(capability: int, dtype: str, direct: bool) -> tuple[int, int]:
-    """Registers of a thread and bytes of stack, from ptxas, for the shape that `decode_paged` would choose."""
+def compile_part(capability: int, dtype: str, group: int, dim: int, direct: bool, ints: str = "i32") -> tuple[int, int]:
+    """Registers and bytes of stack of `attend_part`, for the shape that `decode_paged` would choose."""
+    from helios.fast.triton_decode import SHORTEST, TILE
+    from helios.fast.triton_kernels import attend_part
+
+    rows = 1 << (group - 1).bit_length()
+    block = max(4, min(TILE // (rows * dim), SHORTEST))
+    fixed = dict(KV_HEADS=8, GROUP=group, ROWS=rows, DIM=dim, PAGE=256, BLOCK=block, DIRECT=direct)
+    kinds = {"scale": "fp32", "table": "*" + ints, "lengths": "*" + ints, "part": "*" + dtype if direct else "*fp32"}
+    kinds |= {"sums": kinds["part"]} | dict.fromkeys(("q", "keys", "values"), "*" + dtype)
+    return compiled(attend_part, capability, fixed, kinds, {"scale", "table_row", "splits"}, rows * block * dim // TILE)
+
+
+def compile_merge(capability: int, dtype: str) -> tuple[int, int]:
+    """The same of `merge_parts`."""
+    from helios.fast.triton_decode import MOST_SPLITS
+    from helios.fast.triton_kernels import merge_parts
+
+    fixed = dict(HEADS=32, DIM=128, MOST=MOST_SPLITS)
+    kinds = {"part": "*fp32", "sums": "*fp32", "out": "*" + dtype}
+    return compiled(merge_parts, capability, fixed, kinds, {"splits"}, 4)
+
+
+def compiled(
+    kernel: Any, capability: int, fixed: dict[str, Any], kinds: dict[str, str], unaligned: set[str], warps: int
+) -> tuple[int, int]:
+    """Compile for a GPU that is not there; registers of a thread and bytes of stack, as ptxas reports them."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from helios.fast.triton_decode import TILE
-    from helios.fast.triton_kernels import attend_part
-
-    fixed = dict(KV_HEADS=8, GROUP=4, ROWS=4, DIM=128, PAGE=256, BLOCK=TILE // 512, DIRECT=direct)
-    kinds = {"scale": "fp32", "table": "*i32", "lengths": "*i32", "part": "*" + dtype if direct else "*fp32"}
-    kinds |= {"sums": kinds["part"]} | dict.fromkeys(("q", "keys", "values"), "*" + dtype)
-    names = list(attend_part.arg_names)
+    names = list(kernel.arg_names)
     signature = {name: "constexpr" if name in fixed else kinds.get(name, "i32") for name in names}
-    unaligned = {*fixed, "scale", "table_row", "splits"}
-    aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(names) if name not in unaligned}
-    source = ASTSource(fn=attend_part, signature=signature, constexprs=fixed, attrs=aligned)
-    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 1})
+    whole = {*fixed, *unaligned}
+    aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(names) if name not in whole}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=fixed, attrs=aligned)
+    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": max(1, warps)})
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
