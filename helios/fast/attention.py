@@ -114,7 +114,8 @@ WORK = r"""
 typedef struct {
     unit q[LINES][D / DEPTH];
     float out[LINES][D], top[LINES], total[LINES];
-    vec keys[D / DEPTH][KEYS / LANES], values[KEYS / DEPTH][D / LANES];  // keys transposed: a vector is one component of LANES keys
+    vec keys[D / DEPTH][KEYS / LANES];  // transposed: a vector is one component of LANES keys
+    vec values[KEYS / DEPTH][D / LANES];
 } Work;
 """
 
@@ -137,8 +138,8 @@ static void load_keys(Work *w, const num *keys, const num *values, long n) {
 
 PRODUCT = r"""
 // sums [SIX][columns of b] += a [SIX][depth] · b [depth][columns], WIDE vectors of columns
-static inline __attribute__((always_inline)) void product(float *sums, long width, const unit *a, long stride, const vec *b,
-                                                          long columns, int depth) {
+static inline __attribute__((always_inline)) void product(float *sums, long width, const unit *a, long stride,
+                                                          const vec *b, long columns, int depth) {
     vec s[SIX][WIDE];
     #pragma GCC unroll 6
     for (int r = 0; r < SIX; r++)
@@ -157,7 +158,7 @@ static inline __attribute__((always_inline)) void product(float *sums, long widt
 """
 
 SOFTEN = r"""
-// scores of one line to weights: only the first n keys are visible; what was summed so far is rescaled to the new maximum
+// scores of one line to weights: the first n keys are visible; what was summed so far is rescaled to the new maximum
 static inline void soften(Work *w, long line, float *score, long n, unit *weight) {
     float top = w->top[line], total = 0;
     for (int j = 0; j < KEYS; j++) score[j] = j < n ? score[j] / sqrtf(D) : -1e30f;
@@ -229,16 +230,12 @@ const int queries = QUERIES, part_floats = PART;
 """
 
 ATTENTION = DECODE + MERGE + ATTEND_DECODE + WORK + LOAD + PRODUCT + SOFTEN + ATTEND_KEYS + ATTEND_PREFILL
-ATTENTION_FUNCTIONS = {
-    "attend_decode": "ppppppp" + "llp",
-    "attend_prefill": "ppppp" + "lpl",
-    "queries": "",
-    "part_floats": "",
-}
+ATTENTION_FUNCTIONS = {"attend_decode": "ppppppp" + "llp", "attend_prefill": "ppppp" + "lpl"}
+ATTENTION_FUNCTIONS |= {"queries": "", "part_floats": ""}
 
 
 def prefill_tasks(layout: Layout, spans: Ints, queries: int) -> Ints:
-    """The prefill spans in blocks of `queries` tokens, `[N, 4]`: first packed row, tokens, position of the first, span."""
+    """Prefill spans in blocks of `queries` tokens, `[N, 4]`: first packed row, tokens, position of the first, span."""
     tasks = [
         (layout.starts[i] + done, min(queries, layout.query[i] - done), layout.context[i] - layout.query[i] + done, i)
         for i in spans

@@ -36,7 +36,8 @@ static inline num put(float value) { return value; }
 EXPONENTIAL = r"""
 static inline float exponential(float x) {  // 2^n · e^f with |f| ≤ ln 2 / 2; relative error below 5e-6
     float power = (x < -87 ? -87 : x > 88 ? 88 : x) * 1.44269504f, n = rintf(power), f = (power - n) * 0.69314718f;
-    float e = 1 + f * (1 + f * (0.5f + f * (0.16666667f + f * (0.041666667f + f * (0.0083333333f + f * 0.0013888889f)))));
+    float e = 0.041666667f + f * (0.0083333333f + f * 0.0013888889f);
+    e = 1 + f * (1 + f * (0.5f + f * (0.16666667f + f * e)));
     int32_t bits = ((int32_t)n + 127) << 23;
     float scale;
     memcpy(&scale, &bits, 4);

@@ -31,10 +31,8 @@ class NoKernels(RuntimeError):
     """C kernels cannot be built here; the message says why."""
 
 
-FLAGS = (
-    "-O3 -std=gnu11 -shared -fPIC -fopenmp -Wall "
-    "-fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math -freciprocal-math"
-).split()
+FLAGS = ["-O3", "-std=gnu11", "-shared", "-fPIC", "-fopenmp", "-Wall", "-fno-math-errno", "-fno-trapping-math"]
+FLAGS += ["-fno-signed-zeros", "-fassociative-math", "-freciprocal-math"]
 
 
 @cache

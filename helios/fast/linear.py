@@ -36,13 +36,15 @@ void pack_panels(const num *restrict w, unit *restrict panels, long N, long C) {
     #pragma omp parallel for schedule(static)
     for (long n = 0; n < N; n += COLUMNS)
         for (long c = 0; c < C / DEPTH; c++)
-            for (long i = 0; i < COLUMNS; i++) panels[n * (C / DEPTH) + c * COLUMNS + i] = unit_of(w + (n + i) * C + c * DEPTH);
+            for (long i = 0; i < COLUMNS; i++)
+                panels[n * (C / DEPTH) + c * COLUMNS + i] = unit_of(w + (n + i) * C + c * DEPTH);
 }
 """
 
 TILE = r"""
 // sums [R, COLUMNS] = x [R, C] times one panel
-static inline __attribute__((always_inline)) void multiply(int R, const num *x, const vec *panel, vec (*sums)[2], long C) {
+static inline __attribute__((always_inline)) void multiply(int R, const num *x, const vec *panel, vec (*sums)[2],
+                                                           long C) {
     vec sum[ROWS][2];
     #pragma GCC unroll 12
     for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = (vec){0};

@@ -44,6 +44,7 @@ __all__ = [
     "model_kernels",
     "norm_weight",
 ]
+
 SOURCE = COMMON + EXPONENTIAL + VECTOR + NORM + GATE + ROPE + PACK + TILE + STORE + LINEAR + ATTENTION
 FUNCTIONS = {
     "add_norm": "ppp" + "llf",
@@ -98,7 +99,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Pass:
-    """What all layers of one pass share: arguments of the kernels, as addresses; the arrays behind them live here too."""
+    """What all layers of one pass share: the kernels' arguments, as addresses, and the arrays behind them."""
 
     plan: AttentionPlan
     positions: Tensor
@@ -161,8 +162,8 @@ class NativeRunner:
         store = [(layer[0].data_ptr(), layer[1].data_ptr()) for layer in cache.store]
         self.layers = [NativeLayer(kernels, block, config, *at) for block, at in zip(model.blocks, store, strict=True)]
         head = model.head or Linear(0, 0)
-        if model.head is None:
-            head.weight = model.embed.weight
+        if model.head is None:  # tied and not packed: the embedding is the head's weight
+            head.weight = nn.Parameter(model.embed.weight, requires_grad=False)
         self.head = Product(kernels, head, norm_weight(model.norm), FLOAT)
         self.scratch = torch.empty(0)
 

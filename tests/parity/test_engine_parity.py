@@ -1,4 +1,4 @@
-"""The engine against transformers' generate(): fp32, greedy, token for token, by every runner, however work is mixed."""
+"""The engine against transformers' generate(): fp32, greedy, token for token, by every runner."""
 
 from __future__ import annotations
 
