@@ -113,7 +113,7 @@ def test_the_engine_says_the_same_on_recorded_ticks(family: str, recorder: str, 
         upto = next((n for n, margin in enumerate(told.margins) if margin <= MARGIN), len(told.tokens))
         assert found[key].tokens[:upto] == told.tokens[:upto], key
     ticks = recorded.runner.ticks
-    assert ticks["replayed"] > 40 and ticks["eager"] > 10 and ticks["padding rows"] > 10, ticks
+    assert ticks["replayed"] > 40 and ticks["eager"] > 5 and ticks["padding rows"] > 10, ticks
     if clear:  # the same sequences lay in the same pages: the pools may differ by rounding, and on the scratch page
         torch.testing.assert_close(recorded.cache.store[:, :, 1:], eager.cache.store[:, :, 1:], rtol=1e-3, atol=1e-3)
     assert recorded.cache.store[:, :, SCRATCH_PAGE].isfinite().all()

@@ -230,11 +230,7 @@ def arrivals(link: LateLink, lags: list[int]) -> list[bool]:
     buckets = [Bucket(4, 2), Bucket(2, 1), Bucket(4, 1)]
     staging, ticks, whole = Staging(link, max(b.ints for b in buckets), "cpu"), [], []
 
-    class Watched(list[Any]):  # the device reads right after each copy
-        def append(self, item: Any) -> None:
-            super().append(item)
-
-    def check(number: int) -> None:
+    def check(number: int) -> None:  # the device reads right after each copy
         bucket, inputs = ticks[number]
         expected = torch.zeros(bucket.ints, dtype=torch.int32)
         fill(numpy_fields(expected, bucket), inputs)
@@ -585,6 +581,20 @@ def test_a_step_can_begin_from_what_the_last_one_chose(model: Transformer) -> No
         found = runner.launch(ahead, Draws([0.0, 0.0], [0.0, 0.0])).tolist()
         known = TickInputs(np.array(chosen[::-1]), ahead.positions, spans, rows)
         assert runner.forward(known).argmax(1).tolist() == found
+
+
+def test_a_broken_row_goes_on_with_some_token_until_it_is_thrown_away(model: Transformer) -> None:
+    cache, one = cache_for(model), decode_tick([6, 40])
+    runner = runner_for(model, cache, choosing=True)
+    cache.store[:, :, one.spans[0].pages[0], :3] = float("nan")
+    nothing = Draws([0.0, 0.0], [0.0, 0.0])
+    with torch.inference_mode():
+        first, second = runner.launch(one, nothing).tolist()
+        assert first == -1 and second >= 0
+        spans = [Span(1, span.context + 1, span.pages) for span in one.spans]
+        ahead = TickInputs(np.array([-1, -2]), one.positions + 1, spans, one.rows)
+        assert runner.launch(ahead, nothing).tolist()[0] == -1
+        assert runner._logits[1].isfinite().all()
 
 
 def test_only_a_choosing_runner_can_launch(model: Transformer) -> None:
