@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -372,6 +377,39 @@ def test_attention_reads_its_own_context_and_nothing_else(kind: str, lengths: li
     written = {(int(page), int(slot)) for _, _, page, slot in changed}
     own = {(span.pages[(span.context - 1) // PAGE_SIZE], (span.context - 1) % PAGE_SIZE) for span in inputs.spans}
     assert written <= own | {(SCRATCH_PAGE, 0)} and own <= written
+
+
+INTERPRETED = """
+import torch
+from helios.engine.config import EngineConfig
+from helios.fast import graphs, static, triton_decode
+from helios.fast.buckets import Bucket, DirectLink
+from helios.kv.paged import PagedKVCache
+from helios.model.config import tiny_config
+from helios.model.transformer import Transformer
+from helios.model.weights import random_weights
+
+config = tiny_config("qwen3")
+model = Transformer.from_weights(config, random_weights(config))
+cache = PagedKVCache(config.kv_spec, 3, query_heads=config.heads)
+for processors in (1, 8):  # one part, two parts
+    attention = static.TritonDecode(triton_decode, config.kv_heads, 512, processors)
+    runner = graphs.GraphRunner(
+        model, cache, attention, [Bucket(2, 2)], recorder=graphs.ReplayByCalling(), link=DirectLink()
+    )
+    graphs.self_test(runner, cache.store, 1e-4)
+    print(attention._splits)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+def test_the_triton_kernel_passes_the_self_test_when_interpreted() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    script = [sys.executable, "-c", INTERPRETED]
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-3000:]
+    parts = [int(line) for line in done.stdout.split()]
+    assert parts[0] >= 1 and parts[1] > parts[0]
 
 
 def test_a_gathers_memory_keeps_its_address_whatever_is_replayed() -> None:
