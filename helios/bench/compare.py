@@ -1,9 +1,10 @@
-# Generated from notebooks/05_measuring.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/09_prefix_caching.ipynb by `helios export`; edit the notebook.
 """Two servers measured in turn with the same requests, and all that is needed to do it again."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import signal
@@ -19,7 +20,7 @@ import httpx
 
 from helios.bench.drivers import BenchmarkError, check_lengths, run_url
 from helios.bench.ledger import commit_name, machine_facts
-from helios.bench.metrics import Summary, _plain, _rich, median_summary, summarize
+from helios.bench.metrics import Summary, median_summary, summarize
 from helios.bench.report import METRICS, alternate
 from helios.bench.workloads import WORKLOADS, Work, describe_lengths, make_workload
 from helios.book.notebook import checkout_root
@@ -33,6 +34,7 @@ __all__ = [
     "compare_servers",
     "compare_workload",
     "comparison_table",
+    "known",
     "run_side",
 ]
 
@@ -103,11 +105,15 @@ def run_side(server: Server, other: Server, works: Sequence[Work]) -> Summary:
 RATIOS = ("output_tok_s", "ttft_s.p50", "ttft_s.p95", "itl_s.p50", "itl_s.p95", "itl_s.max", "e2e_s.p50")
 
 
+def known(value: float) -> float | None:
+    """The number, or None for NaN, which JSON does not have: gaps of tokens that came together have no ratio."""
+    return None if math.isnan(value) else value
+
+
 def compare_workload(a: Server, b: Server, kind: str, *, pairs: int, seed: int, vocab: int) -> dict[str, Any]:
     """One warm-up each, then A B A B …: each pair has its own prompts, the same for both. A plain dict for JSON.
 
-    `ratio` is the median of b over the median of a; `ratio_range` the smallest and the largest over the pairs. None
-    where there is nothing to divide by, such as gaps of tokens that came together.
+    `ratio` is the median of b over the median of a; `ratio_range` the smallest and the largest over the pairs.
     """
 
     def works(pair: int) -> list[Work]:
@@ -122,8 +128,8 @@ def compare_workload(a: Server, b: Server, kind: str, *, pairs: int, seed: int, 
         "seeds": [seed + pair for pair in range(pairs)],
         "runs": {name: [run.to_dict() for run in runs] for name, runs in sides.items()},
         "median": {name: median_summary(runs).to_dict() for name, runs in sides.items()},
-        "ratio": {path: _plain(both.ratio(path)) for path in RATIOS},
-        "ratio_range": {path: [_plain(end) for end in both.ratio_range(path)] for path in RATIOS},
+        "ratio": {path: known(both.ratio(path)) for path in RATIOS},
+        "ratio_range": {path: [known(end) for end in both.ratio_range(path)] for path in RATIOS},
     }
 
 
@@ -163,7 +169,8 @@ def comparison_table(result: dict[str, Any]) -> str:
         for label, path, form in METRICS:
             if path in RATIOS:
                 left, right = (Summary.from_dict(found["median"][name]).value(path) for name in (a, b))
-                middle, low, high = (_rich(x) for x in (found["ratio"][path], *found["ratio_range"][path]))
+                given = (found["ratio"][path], *found["ratio_range"][path])
+                middle, low, high = (math.nan if value is None else value for value in given)
                 numbers = f"{left:>{wide}{form}}  {right:>{wide}{form}}"
                 lines.append(f"  {label:<32}{numbers}  {middle:5.2f}  {low:.2f} … {high:.2f}")
     return "\n".join(lines)

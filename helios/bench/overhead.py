@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,8 +40,7 @@ __all__ = [
     "crowd_of",
     "crowded_engine",
     "measure_overhead",
-    "overhead_pair",
-    "overhead_table",
+    "sampling_time",
     "timed",
 ]
 VOCAB, PROMPT, ANSWER, PROBES = 64, PAGE_SIZE + 1, PAGE_SIZE, 200
@@ -133,6 +132,12 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+def sampling_time(rows: int) -> float:
+    """Seconds that one greedy choice for all rows takes, the median of fifty."""
+    asked = [SampleRow(SamplingParams(temperature=0.0), [], [0], seed) for seed in range(rows)]
+    return statistics.median(timed(lambda: sample(torch.zeros(rows, VOCAB), asked)) for _ in range(50))
+
+
 def measure_overhead(load: Load, turns: int = 300) -> Overhead:
     """Keep a scheduler as crowded as `load` says for a number of turns of its worker, and time all but the forward."""
     requests, runner, done = crowd_of(load), FreeRunner(load.running), threading.Event()
@@ -159,34 +164,5 @@ def measure_overhead(load: Load, turns: int = 300) -> Overhead:
     runner.open.set()
     done.wait()
     scheduler.shutdown()
-    rows = [SampleRow(SamplingParams(temperature=0.0), [], [0], seed) for seed in range(load.running)]
-    sampling = [timed(lambda: sample(torch.zeros(load.running, VOCAB), rows)) for _ in range(50)]
-    return Overhead(load, *map(statistics.median, (runner.before_s, runner.after_s, sampling, submits, cancels)))
-
-
-def overhead_pair(small: Load = SMALL, large: Load = LARGE, pairs: int = 3) -> list[Overhead]:
-    """Two loads measured in turn, `pairs` times; the medians of each."""
-    runs = [(measure_overhead(small), measure_overhead(large)) for _ in range(pairs)]
-    numbers = [[astuple(run)[1:] for run in column] for column in zip(*runs, strict=True)]
-    medians = [map(statistics.median, zip(*column, strict=True)) for column in numbers]
-    return [Overhead(load, *values) for load, values in zip((small, large), medians, strict=True)]
-
-
-def overhead_table(small: Overhead, large: Overhead) -> str:
-    """Both side by side, with their ratio, as plain text."""
-    lines = [f"{'':<36}{'small':>10}{'large':>10}{'ratio':>8}"]
-    for name in ("queued", "running", "cached_pages"):
-        a, b = getattr(small.load, name), getattr(large.load, name)
-        lines.append(f"{name.replace('_', ' '):<36}{a:>10,}{b:>10,}")
-    labels = {
-        "before_s": "a tick before the forward, µs",
-        "after_s": "a tick after it, µs",
-        "sampling_s": "of that sampling, µs",
-        "own_s": "a tick without model and sampling, µs",
-        "submit_s": "submit, µs",
-        "cancel_s": "cancel, µs",
-    }
-    for name, label in labels.items():
-        a, b = getattr(small, name), getattr(large, name)
-        lines.append(f"{label:<36}{a * 1e6:>10.1f}{b * 1e6:>10.1f}{b / a:>8.2f}")
-    return "\n".join(lines)
+    before_s, after_s, submit_s, cancel_s = map(statistics.median, (runner.before_s, runner.after_s, submits, cancels))
+    return Overhead(load, before_s, after_s, sampling_time(load.running), submit_s, cancel_s)

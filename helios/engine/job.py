@@ -182,11 +182,6 @@ class Live:
                 self.told += choice.told
         return news
 
-    @property
-    def ended(self) -> bool:
-        """Whether every choice has given its last event."""
-        return self.told == len(self.choices)
-
     def end(self, reason: str, error: str | None = None) -> Batch:
         """End every choice that is still open, with the text that was held back; returns their last events."""
         for choice in self.choices:

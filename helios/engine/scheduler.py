@@ -182,7 +182,7 @@ class Scheduler(Worker):
         self._meter.generated(generated, now)
         for job_id, live in touched.items():
             self._outbox += live.take()
-            if live.ended:
+            if live.told == len(live.choices):
                 self._forget(job_id, "finished")
 
     def _end(self, job_id: str, reason: str, error: str | None = None) -> None:

@@ -72,12 +72,6 @@ class Worker:
             self._cause = error
             self._die(f"the engine failed and must be restarted ({type(error).__name__}: {error})")
 
-    def _set_ready(self, engine: Engine) -> None:
-        with self._lock:
-            if self._state == "loading":
-                self._state, self._reason, self._engine = "ready", "", engine
-            self._changed.notify_all()
-
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do; False when the thread should end."""
         with self._lock:
@@ -87,6 +81,12 @@ class Worker:
             if self._state == "draining":
                 return self._pending() > 0 and self._clock() < self._deadline_s
             return self._state == "ready"
+
+    def _set_ready(self, engine: Engine) -> None:
+        with self._lock:
+            if self._state == "loading":
+                self._state, self._reason, self._engine = "ready", "", engine
+            self._changed.notify_all()
 
     def _die(self, reason: str) -> None:
         with self._lock:

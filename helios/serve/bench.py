@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
 from helios.bench.drivers import run_scheduler, run_url
 from helios.bench.ledger import machine_facts
-from helios.bench.overhead import overhead_pair, overhead_table
+from helios.bench.overhead import LARGE, SMALL, Load, Overhead, measure_overhead
 from helios.engine.build import build_engine
 from helios.engine.scheduler import Scheduler
 
-__all__ = ["measure_ticks", "target"]
+__all__ = ["measure_ticks", "overhead_pair", "overhead_table", "target"]
 
 
 @contextmanager
@@ -34,6 +35,33 @@ def target(settings: Any, url: str) -> Iterator[tuple[Callable[..., Any], int, d
         yield (lambda works: run_scheduler(scheduler, works)), engine.model.config.vocab_size, facts
     finally:
         scheduler.shutdown()
+
+
+def overhead_pair(small: Load = SMALL, large: Load = LARGE, pairs: int = 3) -> list[Overhead]:
+    """Two loads measured in turn, `pairs` times; the medians of each."""
+    runs = [(measure_overhead(small), measure_overhead(large)) for _ in range(pairs)]
+    numbers = [[astuple(run)[1:] for run in column] for column in zip(*runs, strict=True)]
+    medians = [map(statistics.median, zip(*column, strict=True)) for column in numbers]
+    return [Overhead(load, *values) for load, values in zip((small, large), medians, strict=True)]
+
+
+def overhead_table(small: Overhead, large: Overhead) -> str:
+    """Both side by side, with their ratio, as plain text."""
+    lines = [f"{'':<38}{'small':>10}{'large':>10}{'ratio':>8}"]
+    for name in ("queued", "running", "cached_pages"):
+        lines.append(f"{name.replace('_', ' '):<38}{getattr(small.load, name):>10,}{getattr(large.load, name):>10,}")
+    labels = {
+        "before_s": "a tick before the forward, µs",
+        "after_s": "a tick after it, µs",
+        "sampling_s": "of that sampling, µs",
+        "own_s": "a tick without model and sampling, µs",
+        "submit_s": "submit, µs",
+        "cancel_s": "cancel, µs",
+    }
+    for name, label in labels.items():
+        a, b = getattr(small, name), getattr(large, name)
+        lines.append(f"{label:<38}{a * 1e6:>10.1f}{b * 1e6:>10.1f}{b / a:>8.2f}")
+    return "\n".join(lines)
 
 
 def measure_ticks(to: Path | None) -> None:

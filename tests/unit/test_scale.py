@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helios.bench.overhead import ANSWER, FreeRunner, Load, crowd_of, crowded_engine, overhead_pair, overhead_table
+from helios.bench.overhead import ANSWER, FreeRunner, Load, crowd_of, crowded_engine
 from helios.engine.engine import Engine
 from helios.engine.job import Batch, Job, JobEvent
 from helios.engine.meter import RATE_WINDOW_S, Meter
@@ -18,6 +18,7 @@ from helios.engine.sequence import Request
 from helios.kv.pages import PAGE_SIZE, PagePool
 from helios.kv.prefix import PrefixCache
 from helios.model.params import SamplingParams
+from helios.serve.bench import overhead_pair, overhead_table
 
 SMALL, LARGE = Load(queued=10, running=32, cached_pages=40), Load(queued=5_000, running=32, cached_pages=8_000)
 
