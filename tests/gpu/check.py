@@ -33,7 +33,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
 
 
 class Check:
-    """The parts in order: what matters most first, what may take long or break the device last."""
+    """The parts in order: what matters most first; last of all compiling, which may take long."""
 
     def __init__(self, machine: Machine, report: Report, only: str) -> None:
         self.machine, self.report, self.only = machine, report, only
@@ -74,7 +74,7 @@ class Check:
     def model(self, name: str, runners: tuple[str, ...]) -> None:
         """Decode, prefill and the thirty requests on one shape."""
         loaded = speed.Loaded(self.machine, name)
-        built = self.part(f"{name}: build", loaded.load, 10.0, 60.0)
+        built = self.part(f"{name}: build for {', '.join(runners)}", loaded.load, 10.0, 60.0)
         if "failed" in built or "skipped" in built:
             return
         slow = 60.0 if "compiled" in runners else 12.0
@@ -101,17 +101,13 @@ class Check:
         self.model("Qwen3-4B", quick)
         theirs = partial(serving.transformers_thirty, self.machine, "Qwen3-4B")
         self.part("Qwen3-4B: thirty requests transformers", theirs, 30.0, 75.0)
-        for name in list(questions.QUESTIONS)[:-2]:
-            self.question(name)
+        for name, ask in questions.QUESTIONS.items():
+            self.part(f"asked: {name}", partial(ask, self.machine), 2.0, 15.0)
         if not self.machine.dry:  # on a CPU compiling takes most of the time, and one example is enough
             self.model("Qwen3-0.6B", RUNNERS[2:])
         self.correctness(RUNNERS[2:])
-        for name in list(questions.QUESTIONS)[-2:]:
-            self.question(name)
-
-    def question(self, name: str) -> None:
-        """One of the open questions."""
-        self.part(f"asked: {name}", partial(questions.QUESTIONS[name], self.machine), 2.0, 15.0)
+        if not self.machine.dry:
+            self.model("Qwen3-4B", RUNNERS[2:])
 
 
 def main(given: list[str]) -> int:

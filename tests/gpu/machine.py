@@ -105,7 +105,10 @@ class Machine:
     @property
     def free_bytes(self) -> int:
         """Memory of the device that may be used."""
-        return 2**28 if self.dry else int(torch.cuda.mem_get_info(self.device)[0] * 0.85)
+        if self.dry:
+            return 2**28
+        torch.cuda.empty_cache()  # what torch keeps for later is free, too
+        return int(torch.cuda.mem_get_info(self.device)[0] * 0.85)
 
     def sync(self) -> None:
         """Wait for the device."""

@@ -1,7 +1,7 @@
 """What documentation and sources left open about attention kernels: small questions that a machine answers in seconds.
 
-Each function names what it asks. The last ones may bring the device down (lengths beyond what a call was told), so they
-come last, and what was found before is on disk by then.
+Each function says what it asks. The last ones do what the kernels' authors warn of, so they come last; what was found
+before is on disk by then.
 """
 
 import logging
