@@ -7,8 +7,8 @@ import time
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-import psutil
 import torch
 
 from helios.engine.config import EngineConfig
@@ -29,7 +29,9 @@ __all__ = [
     "AUTO",
     "FASTER",
     "GIB",
+    "TRITON",
     "build_engine",
+    "choose_cache",
     "choose_runner",
     "default_model",
     "free_memory",
@@ -43,6 +45,8 @@ def free_memory(device: torch.device) -> int:
     """Bytes this process may still use on the device: the GPU's own count, else RAM within the container's limit."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
+    import psutil  # here, because a machine with a GPU can do without it
+
     free = int(psutil.virtual_memory().available)
     group = Path("/sys/fs/cgroup")
     try:
@@ -104,6 +108,18 @@ def load_model(
 
 FASTER = {"graphs": "helios.fast.graphs", "native": "helios.fast.native", "compiled": "helios.fast.compiled"}
 AUTO = ("graphs", "native")  # in this order, where they can serve
+TRITON = "helios.fast.triton_decode"
+
+
+def choose_cache(device: torch.device, dtype: torch.dtype, name: str) -> tuple[str, str]:
+    """How to attend over pages, and why: as `choose_paged_attention`, or "triton" where asked for and possible."""
+    if name != "triton":
+        return choose_paged_attention(device, dtype, name)
+    found = find_spec("helios.fast") and find_spec(TRITON)
+    obstacle = import_module(TRITON).obstacle(device, dtype) if found else "its chapter is not built yet"
+    if obstacle:
+        raise ValueError(f"attention='triton' is not possible here: {obstacle}. Use attention='auto'.")
+    return "triton", "asked for"
 
 
 def choose_runner(model: Transformer, cache: PagedKVCache, config: EngineConfig) -> tuple[str, Runner, str]:
@@ -138,13 +154,17 @@ def build_engine(config: EngineConfig) -> Engine:
         torch.set_num_threads(config.threads)
     device = choose_device(config.device)
     dtype, dtype_why = choose_dtype(device, config.dtype)
-    attention, attention_why = choose_paged_attention(device, dtype, config.attention)
+    attention, attention_why = choose_cache(device, dtype, config.attention)
     model, tokenizer, name = load_model(config, device, dtype)
     spec, heads = model.config.kv_spec, model.config.heads
     context = min(model.config.context, config.max_context or model.config.context)
     pages, pages_why = size_pool(spec, dtype, config, context, free_memory(device))
     pool = PagePool(pages + 1)  # page 0 is scratch
-    cache = PagedKVCache(spec, pages + 1, query_heads=heads, device=device, dtype=dtype, attention=attention)
+    cache_of: dict[str, Any] = {"query_heads": heads, "device": device, "dtype": dtype}
+    if attention == "triton":
+        cache = import_module(TRITON).TritonPagedKVCache(spec, pages + 1, **cache_of)
+    else:
+        cache = PagedKVCache(spec, pages + 1, attention=attention, **cache_of)
     prefix = PrefixCache(pool, ttl_s=config.prefix_ttl_s) if config.prefix_cache else None
     runner_name, runner, runner_why = choose_runner(model, cache, config)
     report = {
@@ -152,7 +172,7 @@ def build_engine(config: EngineConfig) -> Engine:
         "device": f"{device} ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device),
         "dtype": f"{str(dtype).removeprefix('torch.')} ({dtype_why})",
         "runner": f"{runner_name} ({runner_why})",
-        "attention": f"{attention} ({attention_why})",
+        "attention": getattr(runner, "attention", f"{attention} ({attention_why})"),
         "context": f"{context} tokens",
         "kv_pages": f"{pages} of {PAGE_SIZE} tokens, {pages * spec.page_bytes(dtype) / GIB:.2f} GiB ({pages_why})",
         "batch": f"{config.max_batch_size} sequences, {config.prefill_chunk_size} tokens a tick",

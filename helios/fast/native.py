@@ -156,6 +156,8 @@ def norm_weight(norm: nn.Module) -> Tensor | None:
 class NativeRunner:
     """Runs ticks in C kernels. It takes the model's weights over: the model itself cannot be called any more."""
 
+    attention = "native (pages are read in place)"
+
     def __init__(self, model: Transformer, cache: PagedKVCache, kernels: SimpleNamespace) -> None:
         config = model.config
         self.model, self.cache, self.kernels = model, cache, kernels

@@ -22,7 +22,7 @@ class EngineSettings(BaseSettings):
     model: str = Field("auto", description="smollm2 (embedded), a hub id, a folder, a .gguf file; auto: what fits")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, …")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="format of weights and cache")
-    attention: Literal["auto", "sdpa", "matmul", "varlen"] = Field(
+    attention: Literal["auto", "sdpa", "matmul", "varlen", "triton"] = Field(
         "auto", description="attention backend; auto: by capability"
     )
     runner: Literal["auto", "eager", "native", "compiled", "graphs"] = Field(
