@@ -8,7 +8,7 @@ serve_flags = $(if $(MODEL),--model '$(MODEL)') $(if $(HOST),--host '$(HOST)') $
 # "compat" puts this folder on the path, so that a clone called helios/ is never mistaken for the package.
 pip_install = $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt --config-settings editable_mode=compat
 
-.PHONY: help setup setup-dev serve chat test bench gpu-check export notebooks site links clean
+.PHONY: help setup setup-dev serve chat test bench bench-vllm gpu-check export notebooks site links clean
 .DEFAULT_GOAL := help
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make chat       talk to the served model in this terminal"
 	@echo "make test       install the development extras and run every check of the project"
 	@echo "make bench      the 30-request benchmark on the embedded model"
+	@echo "make bench-vllm Helios, vLLM and transformers in turn on this machine: half an hour, 3.5 GB for vLLM"
 	@echo "make gpu-check  is Helios right and fast on this machine's CUDA device? six minutes; installs nothing"
 	@echo "make export     write helios/ from the notebooks;  make links: badges and links from the project's URL"
 	@echo "make notebooks  open the book's notebooks in Jupyter;  make site: build the site into public/"
@@ -51,6 +52,10 @@ test: setup-dev
 
 bench: setup
 	@$(BIN)/helios bench $(if $(MODEL),--model '$(MODEL)')
+
+bench-vllm: setup-dev
+	@$(BIN)/helios fetch
+	@$(BIN)/python scripts/bench_vllm.py $(FLAGS)
 
 # On a machine whose Python has torch with CUDA: nothing is installed, nothing is fetched.
 gpu-check:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from comparison import drawn_comparison
 from ledger import drawn_ledger
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -35,6 +36,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {"Home": "index.md"},
         {"Read": chapters},
         {"Build": [contents_entry(path) for path in notebooks_of(config)]},
+        {"Measured": ["comparison.md"]},
         {
             "Reference": [
                 "api/index.md",
@@ -89,11 +91,13 @@ def chapter_table(config: MkDocsConfig) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Draw the ledger, point links to notebooks at their pages, and link each chapter to its notebook."""
+    """Draw ledger and comparison, point links to notebooks at their pages, and link each chapter to its notebook."""
     if page.file.generated_by:
         return markdown
-    results = Path(config.docs_dir) / "results" / "ledger.json"
-    markdown = re.sub(r"<!-- ledger: (.+?) -->", lambda match: drawn_ledger(results, match[1]), markdown)
+    results = Path(config.docs_dir) / "results"
+    ledger, others = results / "ledger.json", results / "compare.json"
+    markdown = re.sub(r"<!-- ledger: (.+?) -->", lambda match: drawn_ledger(ledger, match[1]), markdown)
+    markdown = re.sub(r"<!-- comparison: (\w+) -->", lambda match: drawn_comparison(others, match[1]), markdown)
     markdown = markdown.replace("<!-- chapters -->", chapter_table(config))
     markdown = NOTEBOOK_LINK.sub(lambda match: notebook_page_link(root_of(config), match), markdown)
     notebook = page.file.src_uri.removesuffix(".md").replace("-", "_") + ".ipynb"
