@@ -65,7 +65,7 @@ async def answer(manager: Any, reader: asyncio.StreamReader, writer: asyncio.Str
     lengths = [line.split(":")[1] for line in head.splitlines() if line.lower().startswith("content-length:")]
     known = {
         "/health": {"status": "ready"},
-        "/version": {"version": f"transformers {transformers.__version__}"},
+        "/version": {"version": transformers.__version__},
         "/v1/models": {"data": [{"id": "transformers"}]},
     }
     writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n")

@@ -180,6 +180,12 @@ def test_the_head_of_the_queue_is_matched_again_only_when_something_has_changed(
     assert engine.can_admit(head), "free pages are noticed at once"
     rest = rest[2:] + pool.allocate(2)
     assert not engine.can_admit(head)
+    prefix.publish([b"one", b"two"], rest[:2])
+    assert not engine.can_admit(head), "known, but still held"
+    pool.release(rest[:2])
+    assert engine.can_admit(head), "pages that only the cache holds are noticed at once"
+    assert prefix.evict(2) == 2 and len(rest[2:] + pool.allocate(2)) > 2
+    assert not engine.can_admit(head)
     engine.cancel("long")
     assert engine.can_admit(head), "evictable pages are noticed at once"
 
