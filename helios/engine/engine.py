@@ -100,9 +100,8 @@ class Engine:
         return self.prefix.match(request.shareable_hashes) if self.prefix is not None else []
 
     def _take(self, pages: int) -> list[int]:
-        short = pages - self.pool.free_count
-        if short > 0 and self.prefix is not None:
-            self.prefix.evict(short)
+        if self.prefix is not None:
+            self.prefix.evict(pages - self.pool.free_count)
         return self.pool.allocate(pages)
 
     def admit(self, request: Request) -> None:
