@@ -13,7 +13,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -206,6 +206,9 @@ class CompiledRunner:
     ) -> None:
         config, blocks = model.config, model.blocks
         self.model, self.cache = model, cache
+        # The same memory, but not a view: of a view's base every size would be guarded.
+        self.pool = torch.empty(0, dtype=cache.store.dtype, device=cache.store.device)
+        self.pool.set_(cast("Any", cache.store))
         self.shape = Shape(config.heads, config.kv_heads, config.head_dim, config.norm_eps, model.dtype)
         head = model.head or Linear(0, 0)
         if model.head is None:
@@ -227,9 +230,9 @@ class CompiledRunner:
         self.cache.plan(inputs.spans)
         x, cos, sin = self.enter(token_ids, positions)
         for layers, start in self.pieces[:-1]:
-            x = self._body(self.shape, layers, x, Place(cos, sin, self.cache.store, start))
+            x = self._body(self.shape, layers, x, Place(cos, sin, self.pool, start))
         layers, start = self.pieces[-1]
-        return self._tail(self.shape, layers, x, Place(cos, sin, self.cache.store, start), rows, self.end)
+        return self._tail(self.shape, layers, x, Place(cos, sin, self.pool, start), rows, self.end)
 
     def enter(self, token_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The stream `[T, E]` before the first layer (fp32 for fp16), and the rotations of these positions."""
@@ -246,11 +249,12 @@ class CompiledRunner:
         rows = count[:2].clone()
         for tensor in (x, cos, sin, rows):
             mark_unbacked(tensor, 0)
+        mark_unbacked(self.pool, 2)  # pages: another machine, another start, another number
         if len(self.pieces) > 1:
             layers, start = self.pieces[0]
-            self._body(self.shape, layers, x, Place(cos, sin, self.cache.store, start))
+            self._body(self.shape, layers, x, Place(cos, sin, self.pool, start))
         layers, start = self.pieces[-1]
-        self._tail(self.shape, layers, x, Place(cos, sin, self.cache.store, start), rows, self.end)
+        self._tail(self.shape, layers, x, Place(cos, sin, self.pool, start), rows, self.end)
 
 
 def obstacle(model: Transformer) -> str | None:

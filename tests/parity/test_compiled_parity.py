@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from helios.engine.config import EngineConfig
 from helios.engine.engine import Engine
@@ -146,3 +147,12 @@ def test_a_position_beyond_the_context_is_an_error(compiled: Callable[[str, bool
     beyond = tick((1, model.config.context + 1, list(range(1, 10))))
     with pytest.raises(IndexError):
         runner.forward(beyond)
+
+
+def test_a_start_with_another_pool_finds_its_kernels_on_disk(compiled: Callable[[str, bool], Pair]) -> None:
+    model, _ = compiled("llama", False)
+    before = counters["inductor"]["fxgraph_cache_miss"]
+    runner = CompiledRunner(model, cache_for(model, pages=17), most_layers=1)
+    runner.warm_up()
+    assert counters["inductor"]["fxgraph_cache_miss"] == before
+    assert runner.pool.data_ptr() == runner.cache.store.data_ptr()
