@@ -53,8 +53,8 @@ def machine_facts(device: str | torch.device = "cpu") -> dict[str, Any]:
     return facts | {"python": platform.python_version(), "torch": torch.__version__}
 
 
-ROW_ORDER = ("naive recompute", "KV cache", "SDPA", "paged", "prefix cache", "continuous batching", "scheduler")
-ROW_ORDER += ("native kernels", "server")
+ROW_ORDER = ["naive recompute", "KV cache", "SDPA", "paged", "prefix cache", "continuous batching", "scheduler"]
+ROW_ORDER += ["native kernels", "server"]
 Row = dict[str, Any]
 
 

@@ -64,16 +64,11 @@ class Engine:
         self.limits = Limits(self.context, model.config.vocab_size, pool.capacity, config.max_batch_size)
         self.last_plan = TickPlan()
         self._choices: dict[str, list[Sequence]] = {}
-        self._running_count = 0
+        self.running_count = 0  # live sequences: every choice counts, those waiting for their prompt too
         self._served: list[Sequence] = []
         self._published = False  # since the last tick began
         self._refused: tuple[str, int, int] | None = None  # whom `can_admit` sent back, and how things stood then
         self._totals: Counter[str] = Counter()
-
-    @property
-    def running_count(self) -> int:
-        """Live sequences: every choice counts, those waiting for their prompt too; O(1)."""
-        return self._running_count
 
     def check_fits(self, request: Request) -> None:
         """Raise RequestError if this engine could never serve the request, however empty it was. Any thread may ask."""
@@ -126,7 +121,7 @@ class Engine:
         choices[0].pages = shared + fresh
         choices[0].computed = choices[0].cached_tokens = len(shared) * PAGE_SIZE
         self._choices[request.id] = choices
-        self._running_count += len(choices)
+        self.running_count += len(choices)
         self._totals["prompt_tokens"] += len(request.prompt_ids)
         self._totals["cached_tokens"] += choices[0].cached_tokens
 
@@ -164,7 +159,7 @@ class Engine:
         seq.pages = []
         choices = self._choices[seq.request.id]
         choices.remove(seq)
-        self._running_count -= 1
+        self.running_count -= 1
         if not choices:
             del self._choices[seq.request.id]
 
