@@ -198,6 +198,8 @@ def build_runner(model: Transformer, cache: PagedKVCache, config: EngineConfig) 
         raise RunnerUnavailable("its kernels are for CPUs")
     if model.dtype not in (torch.bfloat16, torch.float32):
         raise RunnerUnavailable(f"it computes in bfloat16 or float32, not {str(model.dtype).removeprefix('torch.')}")
+    if config.attention != "auto":
+        raise RunnerUnavailable(f"it has its own attention, and attention={config.attention!r} was asked for")
     if shape.head_dim % 16 or shape.hidden_size % 2:
         raise RunnerUnavailable(f"heads of {shape.head_dim} values do not fill its vectors of 16")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import httpx
@@ -39,53 +40,62 @@ def test_a_client_that_leaves_is_cancelled(served: Running, stream: bool) -> Non
     assert stats["pages_free"] + stats["pages_evictable"] == free
 
 
-def test_a_waiting_client_that_leaves_frees_its_place(small: Running) -> None:
-    def ask(seconds: float) -> None:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(small.url + "/v1/completions", json={**LONG, "max_tokens": 500}, timeout=seconds)
-
-    first = threading.Thread(target=ask, args=(0.6,))
-    first.start()
-    small.until(lambda: small.scheduler.stats()["running"] == 1)
-    ask(0.2)
-    small.until(lambda: small.scheduler.stats()["waiting"] == 0, 2)
-    first.join()
-    small.until(small.idle, 5)
-
-
-def test_a_dead_worker_fails_every_request_and_turns_health_red(small: Running) -> None:
-    answers: list[httpx.Response] = []
+def ask_in_background(small: Running, **options: Any) -> tuple[threading.Thread, list[httpx.Response | Exception]]:
+    """A long request that is running when this returns, its thread, and where its answer or error will lie."""
+    answers: list[httpx.Response | Exception] = []
 
     def ask() -> None:
-        answers.append(httpx.post(small.url + "/v1/completions", json={**LONG, "max_tokens": 500}, timeout=60))
+        try:
+            answers.append(httpx.post(small.url + "/v1/completions", json={**LONG, "max_tokens": 500}, **options))
+        except httpx.HTTPError as error:
+            answers.append(error)
 
     thread = threading.Thread(target=ask)
     thread.start()
     small.until(lambda: small.scheduler.stats()["running"] == 1)
+    return thread, answers
+
+
+def test_a_waiting_client_that_leaves_frees_its_place(small: Running) -> None:
+    forward = small.engine.runner.forward
+
+    def slow(inputs: Any) -> Any:  # however fast the machine: the first request outlives both clients' patience
+        time.sleep(0.01)
+        return forward(inputs)
+
+    small.engine.runner.forward = slow  # type: ignore[method-assign]
+    first, answers = ask_in_background(small, timeout=1.5)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(small.url + "/v1/completions", json={**LONG, "max_tokens": 500}, timeout=0.3)
+    small.until(lambda: small.scheduler.stats()["waiting"] == 0, 2)
+    first.join()
+    assert isinstance(answers[0], httpx.ReadTimeout)
+    small.until(small.idle, 5)
+
+
+def test_a_dead_worker_fails_every_request_and_turns_health_red(small: Running) -> None:
+    thread, answers = ask_in_background(small, timeout=60)
 
     def broken(inputs: Any) -> None:
         raise RuntimeError("the disk is on fire")
 
     small.engine.runner.forward = broken  # type: ignore[method-assign,assignment]
     thread.join(10)
-    assert answers[0].status_code == 500 and "fire" in answers[0].json()["error"]["message"]
+    (answer,) = answers
+    assert isinstance(answer, httpx.Response)
+    assert answer.status_code == 500 and "fire" in answer.json()["error"]["message"]
     assert small.client.get("/health").status_code == 503
     assert small.post("/v1/completions", prompt="a").status_code == 503
 
 
 def test_what_a_shutdown_cuts_off_may_be_sent_again(small: Running) -> None:
-    answers: list[httpx.Response] = []
-
-    def ask() -> None:
-        answers.append(httpx.post(small.url + "/v1/completions", json={**LONG, "max_tokens": 500}, timeout=60))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    small.until(lambda: small.scheduler.stats()["running"] == 1)
+    thread, answers = ask_in_background(small, timeout=60)
     small.scheduler.shutdown()
     thread.join(10)
-    assert answers[0].status_code == 503 and answers[0].headers["retry-after"]
-    assert answers[0].json()["error"]["code"] == "service_unavailable"
+    (answer,) = answers
+    assert isinstance(answer, httpx.Response)
+    assert answer.status_code == 503 and answer.headers["retry-after"]
+    assert answer.json()["error"]["code"] == "service_unavailable"
     assert small.post("/v1/completions", prompt="a").status_code == 503
 
 

@@ -207,6 +207,14 @@ def test_what_kernels_cannot_do_is_said(change: dict[str, Any], word: str) -> No
         choose_runner(model, cache_for(model), EngineConfig(runner="native"))
 
 
+def test_an_attention_that_was_asked_for_is_not_ignored() -> None:
+    model = tiny()
+    name, _, why = choose_runner(model, cache_for(model), EngineConfig(attention="sdpa"))
+    assert name == "eager" and "attention='sdpa' was asked for" in why
+    with pytest.raises(ValueError, match="attention='sdpa' was asked for"):
+        choose_runner(model, cache_for(model), EngineConfig(attention="sdpa", runner="native"))
+
+
 def test_an_unknown_runner_is_named() -> None:
     with pytest.raises(ValueError, match="runner='warp' is unknown: use auto, eager"):
         choose_runner(tiny(), cache_for(tiny()), EngineConfig(runner="warp"))
