@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from helios.model.tokenizer import Tokenizer
-from helios.serve.reasoning import ThinkSplitter, ThinkTags, ThoughtCounter, prompt_leaves, think_tags
+from helios.serve.reasoning import ThinkSplitter, ThoughtCounter, prompt_leaves, think_tags
 from helios.serve.toolcalls import CallParser, ToolCallDelta
 
 __all__ = ["AnswerParser", "Delta", "Message", "parse_whole", "parser_for"]
@@ -40,10 +40,10 @@ class AnswerParser:
     The deltas depend on the text only, not on how it was cut into pieces.
     """
 
-    def __init__(self, splitter: ThinkSplitter | None, calls: CallParser | None, tags: ThinkTags | None = None) -> None:
-        self._splitter, self._calls = splitter, calls
-        begun = splitter is not None and splitter.begun
-        self._counter = ThoughtCounter(tags, begun) if tags and splitter else None
+    def __init__(
+        self, splitter: ThinkSplitter | None, calls: CallParser | None, counter: ThoughtCounter | None = None
+    ) -> None:
+        self._splitter, self._calls, self._counter = splitter, calls, counter
 
     @property
     def in_reasoning(self) -> bool:
@@ -65,7 +65,7 @@ class AnswerParser:
         if self._splitter is None:
             return self._sort("", text)
         if self._counter:
-            self._counter.take(token_ids, may_begin=self._splitter.place == "start")
+            self._counter.take(token_ids)
         return self._sort(*self._splitter.push(text))
 
     def finish(self) -> list[Delta]:
@@ -96,11 +96,13 @@ def parser_for(
     `tools`: whether calls may come out. `parallel`: whether more than one may. Thoughts are looked for if the model
     has tokens for them and the prompt's last turn has not closed the block.
     """
+    calls = CallParser(parallel=parallel) if tools else None
     tags = think_tags(tokenizer)
     state = prompt_leaves(tokenizer, prompt_ids, tags) if tags else "closed"
-    splitter = None if state == "closed" else ThinkSplitter(begun=state == "open")
-    calls = CallParser(parallel=parallel) if tools else None
-    return AnswerParser(splitter, calls, tags) if splitter or calls else None
+    if tags is None or state == "closed":
+        return AnswerParser(None, calls) if calls else None
+    begun = state == "open"
+    return AnswerParser(ThinkSplitter(begun), calls, ThoughtCounter(tokenizer, tags, begun))
 
 
 @dataclass

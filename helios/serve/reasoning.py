@@ -119,15 +119,17 @@ def prompt_leaves(
 class ThoughtCounter:
     """Counts the ids inside the think block, its tags not among them."""
 
-    def __init__(self, tags: ThinkTags, begun: bool) -> None:
-        self.count, self._tags, self._inside = 0, tags, begun
+    def __init__(self, tokenizer: Tokenizer, tags: ThinkTags, begun: bool) -> None:
+        self.count, self._tokenizer, self._tags = 0, tokenizer, tags
+        self._inside, self._may_begin = begun, True
 
-    def take(self, ids: Sequence[int], may_begin: bool) -> None:
-        """Take the next ids. `may_begin`: no answer has begun yet, so that an opening tag counts."""
+    def take(self, ids: Sequence[int]) -> None:
+        """Take the next ids; an opening tag counts as long as nothing but white space came."""
         for token in ids:
-            if token == self._tags.thought:
-                self._inside = False
-            elif token == self._tags.think:
-                self._inside = self._inside or may_begin
+            if token == self._tags.think:
+                self._inside = self._inside or self._may_begin
+            elif token == self._tags.thought:
+                self._inside, self._may_begin = False, False
             else:
                 self.count += self._inside
+                self._may_begin = self._may_begin and self._tokenizer.token_bytes(token).isspace()

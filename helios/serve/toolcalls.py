@@ -115,9 +115,8 @@ class CallParser:
     def _say(self, text: str) -> None:
         core = text.rstrip()
         if core:
-            if self._spoke or not self._bare:
-                self._out += self._gap
-            self._out.append(core)
+            first = self._bare and not self._spoke  # an answer that begins with a call goes on without its line break
+            self._out += [core.lstrip()] if first else [*self._gap, core]
             self._gap, self._spoke, self._bare = [], True, False
         if len(core) < len(text):
             self._gap.append(text[len(core) :])
