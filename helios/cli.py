@@ -64,9 +64,9 @@ def with_settings(load: Callable[[], type[Any]]) -> Callable[[Callable[..., None
 
 def _flag(name: str, field: Any) -> inspect.Parameter:
     """One flag: `--name VALUE`, absent unless given; booleans get `--name/--no-name`."""
-    kinds = [bool, int, float, str]
+    kinds: list[Any] = [bool, int, float, list[str], str]
     kind = next((k for k in kinds if field.annotation in (k, k | None)), str)
-    default = "" if field.default is None else f"default {field.default}; "
+    default = "" if field.default in (None, []) else f"default {field.default}; "
     option = typer.Option(help=f"{field.description} ({default}HELIOS_{name.upper()})", show_default=False)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
@@ -77,12 +77,13 @@ def _filled(settings: type[Any], given: dict[str, Any]) -> Any:
     from pydantic import ValidationError
 
     try:
-        return settings(**{name: value for name, value in given.items() if value is not None})
+        return settings(**{name: value for name, value in given.items() if value not in (None, [])})
     except ValidationError as error:
         wrong = error.errors()[0]
         name = str(wrong["loc"][0])
         flag, variable = "--" + name.replace("_", "-"), "HELIOS_" + name.upper()
-        raise typer.BadParameter(f"{flag} (or {variable}) is {wrong['input']!r}: {wrong['msg']}") from None
+        shown = "not usable" if name == "api_key" else repr(wrong["input"])  # a key is not for the screen
+        raise typer.BadParameter(f"{flag} (or {variable}) is {shown}: {wrong['msg']}") from None
 
 
 SENTENCES = ("ModelError", "LaunchError", "BenchmarkError", "EngineDead", "RequestError", "ExportError", "NoCheckout")

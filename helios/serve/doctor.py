@@ -8,13 +8,21 @@ import shutil
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 import psutil
 import torch
 
+from helios.engine.build import choose_runner
+from helios.engine.config import EngineConfig
+from helios.fast.compiler import NoKernels, find_compiler
 from helios.kv.matmul import choose_paged_attention
+from helios.kv.paged import PagedKVCache
+from helios.model.config import tiny_config
 from helios.model.device import choose_device, choose_dtype
 from helios.model.embedded import cache_home, embedded_ready
+from helios.model.transformer import Transformer
+from helios.model.weights import random_weights
 
 __all__ = ["Finding", "examine"]
 
@@ -29,16 +37,17 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Every finding about this machine, the important ones first. Reads only; changes nothing."""
+    """Every finding about this machine, the important ones first. Changes nothing, but a tiny model's kernels may be
+    compiled, and stay in the cache."""
     device = choose_device()
     dtype, why = choose_dtype(device)
-    backend, backend_why = choose_paged_attention(device, dtype)
     return [
         Finding("python", f"{platform.python_version()} on {platform.system()}", _old_python()),
         Finding("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
         _gpu(device),
         Finding("dtype", f"{str(dtype).removeprefix('torch.')}: {why}", _slow_cpu(device, dtype)),
-        Finding("attention", f"{backend}: {backend_why}"),
+        _compiler(device),
+        *_runner(device, dtype),
         _memory(),
         _disk(),
         _embedded(),
@@ -64,6 +73,28 @@ def _gpu(device: torch.device) -> Finding:
         )
     blind = torch.version.cuda is not None
     return Finding("device", "CPU", "This torch could use a GPU but sees none: check with nvidia-smi." if blind else "")
+
+
+def _compiler(device: torch.device) -> Finding:
+    try:
+        path, told = find_compiler()
+        return Finding("compiler", f"{Path(path).name}: {told}")
+    except NoKernels as obstacle:
+        needed = device.type == "cpu"
+        return Finding("compiler", str(obstacle), "Without it the slower eager runner serves." if needed else "")
+
+
+def _runner(device: torch.device, dtype: torch.dtype) -> list[Finding]:
+    shape = tiny_config("qwen3")
+    model = Transformer.from_weights(shape, random_weights(shape, device=device, dtype=dtype)).pack()
+    backend, backend_why = choose_paged_attention(device, dtype)
+    cache = PagedKVCache(shape.kv_spec, 9, query_heads=shape.heads, device=device, dtype=dtype, attention=backend)
+    try:
+        name, runner, why = choose_runner(model, cache, EngineConfig(max_batch_size=1))
+    except Exception as error:  # whatever it is, it belongs into the report
+        return [Finding("runner", f"none: {error}", "Try --runner eager, and report this.")]
+    attention = getattr(runner, "attention", f"{backend}: {backend_why}")
+    return [Finding("runner", f"{name}: {why}"), Finding("attention", attention)]
 
 
 def _memory() -> Finding:

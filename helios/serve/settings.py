@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from helios.engine.config import EngineConfig
 
-__all__ = ["EngineSettings", "ServeSettings"]
+__all__ = ["EngineSettings", "ServeSettings", "Words", "check_origins", "words"]
 
 
 class EngineSettings(BaseSettings):
@@ -46,6 +48,22 @@ class EngineSettings(BaseSettings):
         return EngineConfig(**{key: value for key, value in self.model_dump().items() if key in names})
 
 
+def words(value: Any) -> Any:
+    """A variable's text as the list it stands for; a list stays what it is."""
+    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+
+
+def check_origins(origins: list[str]) -> list[str]:
+    """The origins, without empty ones. Raises ValueError for what no browser would send."""
+    for origin in filter(None, origins):
+        if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+            raise ValueError(f"{origin!r} is no origin: write it as https://host or http://host:port, without a path")
+    return [origin for origin in origins if origin]
+
+
+Words = Annotated[list[str], NoDecode, BeforeValidator(words)]
+
+
 class ServeSettings(EngineSettings):
     """The settings of `helios serve`."""
 
@@ -53,3 +71,13 @@ class ServeSettings(EngineSettings):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes any free one")
     served_model_name: str | None = Field(None, description="the name clients use; default: the model's own")
     shutdown_timeout: float = Field(5.0, ge=0, le=3600, description="seconds running requests get to finish at the end")
+    stall_after: float = Field(60.0, gt=0, description="seconds without a tick, work pending, until /health says 503")
+
+    api_key: Words = Field([], repr=False, description="a key that clients must send; repeat it for several")
+    api_key_file: Path | None = Field(None, description="file with one key a line, which other users' ps does not show")
+    cors_origin: Annotated[Words, AfterValidator(check_origins)] = Field(
+        [], description="origin whose web pages may call the server; repeat it for several"
+    )
+    public_metrics: bool = Field(False, description="/metrics needs no key")
+    metrics_compat: Literal["vllm"] | None = Field(None, description="vllm: its metric names too, for its dashboards")
+    log_requests: bool = Field(True, description="one line of JSON on stderr for each request")
