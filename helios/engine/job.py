@@ -34,6 +34,7 @@ class JobEvent:
     `token_ids` may hold several tokens. Over all events of a choice the texts join to its answer and the ids to all it
     generated, the token that ended it included. The last event of a choice, and no other, has a `finish_reason`:
     "stop", "length", "abort" (cancelled) or "error" (then `error` is a sentence saying what happened).
+    `prompt_logprobs`, if asked for, comes once, with the first event of choice 0: an entry per prompt token.
     """
 
     index: int
@@ -43,6 +44,7 @@ class JobEvent:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
     def then(self, later: Self) -> Self:
         """This event and the next of the same choice, as one: this one grows, at the cost of what is new."""
@@ -50,6 +52,7 @@ class JobEvent:
         self.token_ids += later.token_ids
         self.logprobs += later.logprobs
         self.finish_reason, self.stop_reason, self.error = later.finish_reason, later.stop_reason, later.error
+        self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
         return self
 
 
@@ -130,10 +133,13 @@ class Choice:
         """Take one token in; True when its text completed a stop string, which the engine does not know about yet."""
         if self.ended:
             return False
-        self._event.token_ids.append(token.token_id)
-        self._event.logprobs.append(token.logprob)
-        stopped = token.finish_reason == "stop"
-        if self._stream and (not stopped or self._params.include_stop_str_in_output):
+        if token.token_id >= 0:
+            self._event.token_ids.append(token.token_id)
+            self._event.logprobs.append(token.logprob)
+        if token.prompt_logprobs is not None:
+            self._event.prompt_logprobs = token.prompt_logprobs
+        stopped = token.finish_reason == "stop" and not token.complete  # by a stop token, which is not text
+        if self._stream and token.token_id >= 0 and (not stopped or self._params.include_stop_str_in_output):
             self._event.text += self._stream.push(token.token_id)
             if self._stream.stop_reason is not None:
                 self.end("stop")

@@ -47,7 +47,7 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """The answer to one prompt."""
+    """The answer to one prompt. `prompt_logprobs`, if asked for: per prompt token, None for the first."""
 
     request_id: str
     prompt: str | None
@@ -56,6 +56,7 @@ class RequestOutput:
     finished: bool = True
     num_cached_tokens: int = 0
     metrics: Timings | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 def read_logprob(entry: TokenLogprob, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
@@ -215,7 +216,10 @@ class LLM:
             if choice.error:
                 warnings.warn(f"request {job.id}: {choice.error}", RuntimeWarning, stacklevel=4)
         outputs = [read_choice(choice, self._tokenizer) for choice in choices]
-        return RequestOutput(job.id, prompt, job.request.prompt_ids, outputs, True, job.cached_tokens, job.timings)
+        answer = RequestOutput(job.id, prompt, job.request.prompt_ids, outputs, True, job.cached_tokens, job.timings)
+        if (scores := choices[0].prompt_logprobs) is not None:
+            answer.prompt_logprobs = [read_logprob(entry, self._tokenizer) if entry else None for entry in scores]
+        return answer
 
     def stream_chat(
         self, messages: Sequence[Any], *, max_tokens: int = 512, temperature: float | None = None

@@ -61,15 +61,17 @@ class ModelRunner:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A tick's work, packed. `sampled` owns the first rows, one each; `unfinished` owns the rows after them.
+    """A tick's work, packed. `sampled` owns the first rows, one each; `unfinished` the rows after them; then `scored`.
 
     A prompt whose last chunk this is owns one row for each of its choices. The last token of an unfinished chunk is
     computed through the head too, so that a chunk with non-finite values is found before anyone can share its pages.
+    `scored` are the prompts whose log-probabilities are wanted, each with its number of rows.
     """
 
     inputs: TickInputs
     sampled: list[Sequence]
     unfinished: list[Sequence]
+    scored: list[tuple[Sequence, int]]
 
 
 def pack(work: Seq[tuple[Sequence, int]], choices: dict[str, list[Sequence]]) -> Batch:
@@ -79,8 +81,10 @@ def pack(work: Seq[tuple[Sequence, int]], choices: dict[str, list[Sequence]]) ->
     spans: list[Span] = []
     sampled: list[Sequence] = []
     unfinished: list[Sequence] = []
+    scored: list[tuple[Sequence, int]] = []
     rows: list[int] = []
     chunk_rows: list[int] = []
+    score_rows: list[int] = []
     at = 0
     for seq, tokens in work:
         start, end = seq.computed, seq.computed + tokens
@@ -93,6 +97,11 @@ def pack(work: Seq[tuple[Sequence, int]], choices: dict[str, list[Sequence]]) ->
             continue
         token_ids[at - tokens : at] = seq.prompt[start:end]
         positions[at - tokens : at] = np.arange(start, end)
+        if seq.scores is not None:  # each token but the prompt's last foretells one of the prompt's
+            foretelling = range(at - tokens, at - tokens + min(end, seq.prompt_tokens - 1) - start)
+            if foretelling:
+                scored.append((seq, len(foretelling)))
+                score_rows += foretelling
         if end < seq.prompt_tokens:
             unfinished.append(seq)
             chunk_rows.append(at - 1)
@@ -100,4 +109,5 @@ def pack(work: Seq[tuple[Sequence, int]], choices: dict[str, list[Sequence]]) ->
             owners = choices[seq.request.id]
             sampled += owners
             rows += [at - 1] * len(owners)
-    return Batch(TickInputs(token_ids, positions, spans, np.asarray(rows + chunk_rows, np.int64)), sampled, unfinished)
+    wanted = np.asarray(rows + chunk_rows + score_rows, np.int64)
+    return Batch(TickInputs(token_ids, positions, spans, wanted), sampled, unfinished, scored)

@@ -176,7 +176,7 @@ class Scheduler(Worker):
                 engine.cancel(token.request_id)
                 self._end(token.request_id, "error", token.error)
                 continue
-            generated += 1
+            generated += token.token_id >= 0
             if live.choices[token.index].push(token):
                 engine.finish(token.request_id, token.index, "stop")
         self._meter.generated(generated, now)

@@ -8,8 +8,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["PATIENCE_S", "SeqView", "TickPlan", "plan_tick"]
+__all__ = ["PATIENCE_S", "SCORED_TOKENS", "SeqView", "TickPlan", "plan_tick"]
 PATIENCE_S = 0.1
+SCORED_TOKENS = 256  # a tick's most, of prompts whose every token goes through the output head
 
 
 class SeqView(NamedTuple):
@@ -19,6 +20,7 @@ class SeqView(NamedTuple):
     arrival_s: float
     last_progress_s: float
     key: Hashable
+    scored: bool = False  # log-probabilities of its prompt are wanted: a row of logits for every token
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ def plan_tick(running: Seq[SeqView], budget: int, now: float) -> TickPlan:
     1. If the oldest unfinished prompt has made no progress for `PATIENCE_S`, it is served first, with up to
        ceil(budget / 2) tokens.
     2. Every generating sequence gets one token; if the budget is short, the least recently served go first.
-    3. What is left goes to unfinished prompts in order of arrival.
+    3. What is left goes to unfinished prompts in order of arrival; to those that are scored, `SCORED_TOKENS` at most.
 
     Bounds. A tick never holds more than `budget` tokens. With G generating sequences and a budget of two or more, each
     gets a token at least once in every ceil(G / floor(budget / 2)) ticks: in every tick while G ≤ budget / 2. The
@@ -49,16 +51,19 @@ def plan_tick(running: Seq[SeqView], budget: int, now: float) -> TickPlan:
     prompts = sorted((view for view in running if view.remaining_prompt > 0), key=lambda view: view.arrival_s)
     generating = [view for view in running if view.remaining_prompt == 0]
     chunks: dict[Hashable, int] = {}
-    left = budget
+    left, scorable = budget, SCORED_TOKENS
     if prompts and now - prompts[0].last_progress_s >= PATIENCE_S:
-        chunks[prompts[0].key] = min(prompts[0].remaining_prompt, (budget + 1) // 2)
-        left -= chunks[prompts[0].key]
+        first = prompts[0]
+        chunks[first.key] = min(first.remaining_prompt, (budget + 1) // 2, scorable if first.scored else budget)
+        left -= chunks[first.key]
+        scorable -= chunks[first.key] if first.scored else 0
     if len(generating) > left:
         generating = sorted(generating, key=lambda view: (view.last_progress_s, view.arrival_s))[:left]
     left -= len(generating)
     for view in prompts:
         had = chunks.get(view.key, 0)
-        more = min(view.remaining_prompt - had, left)
+        more = min(view.remaining_prompt - had, left, scorable if view.scored else left)
         chunks[view.key] = had + more
         left -= more
+        scorable -= more if view.scored else 0
     return TickPlan((*((view.key, 1) for view in generating), *((key, n) for key, n in chunks.items() if n)))

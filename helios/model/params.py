@@ -124,6 +124,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: dict[int, float] | None = None
     skip_special_tokens: bool = True
 
@@ -144,8 +145,9 @@ class SamplingParams:
         if self.max_tokens is not None:
             self.max_tokens = check_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
         self.min_tokens = check_integer("min_tokens", self.min_tokens, 0, self.max_tokens or 2**31 - 1)
-        if self.logprobs is not None:
-            self.logprobs = check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                setattr(self, name, check_integer(name, getattr(self, name), 0, MAX_LOGPROBS))
         self.logit_bias = check_bias(self.logit_bias)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):

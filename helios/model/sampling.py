@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from helios.model.chance import uniform
 from helios.model.draw import draw, likeliest, wide_dtype
+from helios.model.masks import Mask, forbidden
 from helios.model.params import RequestError as RequestError  # engine and server look for both here
 from helios.model.params import SamplingParams as SamplingParams
 
@@ -23,13 +25,10 @@ __all__ = [
     "CHUNK",
     "Edits",
     "Filters",
-    "GOLDEN",
     "HUGE",
-    "MASK64",
     "SampleRow",
     "Sampled",
     "TokenLogprob",
-    "choice_seed",
     "choose_edited",
     "draw_batch",
     "draw_from_all",
@@ -39,34 +38,11 @@ __all__ = [
     "filter_list",
     "flat_edits",
     "list_width",
-    "mix64",
     "needs_editing",
     "raw_logprobs",
     "sample",
     "to_draw",
-    "uniform",
 ]
-
-MASK64 = 2**64 - 1
-GOLDEN = 0x9E3779B97F4A7C15
-
-
-def mix64(value: int) -> int:
-    """SplitMix64's finaliser (Steele, Lea and Flood, 2014): every output bit depends on every input bit."""
-    value &= MASK64
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & MASK64
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & MASK64
-    return value ^ (value >> 31)
-
-
-def uniform(seed: int, position: int) -> float:
-    """The random number in [0, 1) of this seed at this position: 53 bits, the same on every machine."""
-    return (mix64(mix64(seed + GOLDEN) + GOLDEN * (position + 1)) >> 11) * 2.0**-53
-
-
-def choice_seed(seed: int, index: int) -> int:
-    """The seed of choice `index` of a request's `n`; the first choice keeps the request's own."""
-    return seed if index == 0 else mix64(mix64(seed) ^ (GOLDEN * index & MASK64)) - 2**63
 
 
 def list_width(params: SamplingParams, vocab: int) -> int:
@@ -128,10 +104,6 @@ def draw_from_list(logits: Tensor, p: Filters, uniforms: Tensor, width: int) -> 
     return torch.where(column < 0, column, drawn), enough | whole
 
 
-CHUNK = 2**22  # numbers worked on at a time on a CPU: 16 MB of float32
-HUGE = 1e38  # float32 ends a little above three times this
-
-
 def draw_from_all(logits: Tensor, p: Filters, uniforms: Tensor) -> Tensor:
     """One draw per row of logits [S, V] with at most a min-p filter: ids [S]."""
     probs = torch.softmax(logits, dim=1)
@@ -156,20 +128,28 @@ def draw_rows(logits: Tensor, params: Sequence[SamplingParams], uniforms: Tensor
 
 @dataclass
 class SampleRow:
-    """What one row of logits is sampled for. `seed` and the number of `output_ids` fix the random number."""
+    """What one row of logits is sampled for. `seed` and the number of `output_ids` fix the random number.
+
+    `banned` ids are never chosen; where `allowed` (packed bits, see `pack_mask`) is given, nothing else is.
+    """
 
     params: SamplingParams
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
     seed: int
     banned: Sequence[int] = ()
+    allowed: Mask | None = None
+    adjusts: bool = field(init=False)  # whether its params change logits: they never change, so look once
+
+    def __post_init__(self) -> None:
+        p = self.params
+        penalties = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+        self.adjusts = penalties or p.logit_bias is not None
 
 
 def needs_editing(row: SampleRow) -> bool:
     """Whether anything changes this row's logits before the choice."""
-    p = row.params
-    penalties = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
-    return bool(row.banned) or p.logit_bias is not None or penalties
+    return row.adjusts or bool(row.banned) or row.allowed is not None
 
 
 Edits = list[tuple[int, Sequence[int], float]]  # row, token ids, value
@@ -205,6 +185,8 @@ def edit_logits(logits: Tensor, rows: Sequence[SampleRow]) -> None:
     flat.index_put_(*flat_edits(subtracted, logits), accumulate=True)
     banned: Edits = [(r, row.banned, -math.inf) for r, row in numbered if row.banned]
     flat.index_put_(*flat_edits(banned, logits))
+    if any(row.allowed is not None for row in rows):
+        logits.masked_fill_(forbidden([row.allowed for row in rows], logits), -math.inf)
 
 
 def choose_edited(logits: Tensor, rows: Sequence[SampleRow]) -> tuple[Tensor, Tensor]:
@@ -249,6 +231,10 @@ class Sampled:
     ids: list[int]
     logprobs: list[TokenLogprob | None]
     bad: list[int]
+
+
+CHUNK = 2**22  # numbers worked on at a time on a CPU: 16 MB of float32
+HUGE = 1e38  # float32 ends a little above three times this
 
 
 def draw_batch(logits: Tensor, picks: Sequence[int], rows: Sequence[SampleRow], ids: Tensor) -> None:

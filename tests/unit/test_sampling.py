@@ -16,9 +16,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from helios.model.chance import choice_seed, uniform
 from helios.model.draw import draw, likeliest
 from helios.model.params import RequestError, SamplingParams
-from helios.model.sampling import SampleRow, TokenLogprob, choice_seed, edit_logits, sample, uniform
+from helios.model.sampling import SampleRow, TokenLogprob, edit_logits, sample
 
 
 def row(seed: int = 0, outputs: Any = (), prompt: Any = (), banned: tuple[int, ...] = (), **options: Any) -> SampleRow:
