@@ -22,13 +22,14 @@ from helios.model.errors import damaged, read_json
 from helios.model.marked import END, Marked, mark, mark_all, unmark, unmark_all
 
 __all__ = [
+    "ASKS_FOR_NONE",
     "ChatError",
     "ChatTemplate",
     "RESERVED",
     "ROLES",
     "TRUSTED",
     "content_text",
-    "parsed_arguments",
+    "marked_call",
     "read_templates",
     "template_environment",
 ]
@@ -110,6 +111,7 @@ TRUSTED = (
     "assistant",
 )  # may use the model's markup (<think>, <tool_call>), never control tokens
 RESERVED = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
+ASKS_FOR_NONE = re.compile(r"(?<!\w)content['\"\]]*\s+is\s+(?:not\s+)?none", re.IGNORECASE)
 
 
 def content_text(content: Any) -> str:
@@ -132,15 +134,35 @@ def content_text(content: Any) -> str:
     return "\n".join(texts)
 
 
-def parsed_arguments(call: Any) -> Any:
-    """A tool call whose JSON `arguments` string is parsed, as templates want it; unparsable arguments stay a string."""
+class _Arguments(dict[str, Any]):
+    """A call's arguments: an object for templates that look into it, its JSON text for those that join it to text."""
+
+    def __init__(self, fields: Mapping[str, Any], text: Marked) -> None:
+        super().__init__(fields)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: str) -> Marked:
+        return self._text + other
+
+    def __radd__(self, other: str) -> Marked:
+        return Marked(other + self._text)
+
+
+def marked_call(call: Any) -> Any:
+    """A tool call with every string marked and its JSON `arguments` parsed; what is no object stays a string."""
     if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-        return call
-    function = dict(call["function"])
-    if isinstance(function.get("arguments"), str):
-        with contextlib.suppress(ValueError, RecursionError):  # "[[[[…" is a string like any other
-            function["arguments"] = json.loads(function["arguments"])
-    return {**call, "function": function}
+        return mark_all(call)
+    given = call["function"].get("arguments")
+    function = mark_all(call["function"])
+    with contextlib.suppress(ValueError, RecursionError):  # "[[[[…" is a string like any other
+        fields = json.loads(given) if isinstance(given, str) else given
+        if isinstance(fields, Mapping):
+            text = given if isinstance(given, str) else json.dumps(fields, ensure_ascii=False)
+            function["arguments"] = _Arguments(mark_all(fields), mark(text))
+    return {"type": "function", **mark_all(call), "function": function}
 
 
 class ChatTemplate:
@@ -161,13 +183,25 @@ class ChatTemplate:
         if message.get("tool_calls") is not None:
             if not isinstance(message["tool_calls"], list):
                 raise ChatError("`tool_calls` must be a list.")
-            marked["tool_calls"] = mark_all([parsed_arguments(call) for call in message["tool_calls"]])
-        marked["content"] = mark(content_text(message.get("content")), keep)
+            marked["tool_calls"] = [marked_call(call) for call in message["tool_calls"]]
+        text = content_text(message.get("content"))
+        calls_only = not text and message.get("tool_calls") and ASKS_FOR_NONE.search(self.source)
+        marked["content"] = None if calls_only else mark(text, keep)
         if role == "developer" and "developer" not in self.source:
             role = "system"
         # Some templates build the control token from the role: a known role is the template's word.
         marked["role"] = role if role in ROLES else mark(role)
         return marked
+
+    def mentions(self, word: str) -> bool:
+        """Whether the template's program uses a variable, field or string that is just `word`; text does not count."""
+        try:
+            tree = template_environment().parse(self.source)
+        except jinja2.TemplateSyntaxError:
+            return False
+        found = {getattr(node, "name", None) for node in tree.find_all(nodes.Name)}
+        found |= {node.attr for node in tree.find_all(nodes.Getattr)}
+        return word in found | {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
 
     def render(
         self,
@@ -204,7 +238,7 @@ class ChatTemplate:
     def _messages(self, messages: Sequence[Mapping[str, Any]], unfinished: bool) -> list[dict[str, Any]]:
         marked = [self._message(message) for message in messages]
         if unfinished:
-            marked[-1]["content"] = Marked(marked[-1]["content"] + END)
+            marked[-1]["content"] = Marked((marked[-1]["content"] or "") + END)
         return marked
 
     def _run(self, values: dict[str, Any]) -> Marked:

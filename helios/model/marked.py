@@ -63,6 +63,8 @@ class Marked(str):
         return self
 
     def __add__(self, other: str) -> Marked:
+        if not isinstance(other, str):
+            return NotImplemented  # it may know how to join a text
         return Marked(str.__add__(self, other))
 
     def __radd__(self, other: str) -> Marked:

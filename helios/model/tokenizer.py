@@ -243,12 +243,16 @@ class Tokenizer:
         """Whether the model comes with a chat template."""
         return bool(self._templates)
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], options: dict[str, Any]) -> Marked:
-        name = "tool_use" if options.get("tools") and "tool_use" in self._templates else "default"
+    def chat_template(self, *, tools: bool = False) -> ChatTemplate:
+        """The template for a conversation with or without tools; ChatError when the model has none."""
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
         template = self._templates.get(name) or next(iter(self._templates.values()), None)
         if template is None:
             raise ChatError("this model has no chat template: send a plain prompt to the completions endpoint instead.")
-        return template.render(messages, **options)
+        return template
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], options: dict[str, Any]) -> Marked:
+        return self.chat_template(tools=bool(options.get("tools"))).render(messages, **options)
 
     def render_chat(
         self,

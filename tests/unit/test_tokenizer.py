@@ -317,6 +317,47 @@ def test_content_parts_null_developer_and_tool_arguments() -> None:
     assert "not json" in make("qwen").render_chat([{"role": "assistant", "content": "", "tool_calls": [call]}])
 
 
+JOINS = "{% for c in messages[0].tool_calls %}{{ c.type + ' ' + c.function.arguments + '!' }}{% endfor %}"
+LOOKS = (
+    "{% for c in messages[0].tool_calls %}{{ c.function.arguments.x }}{{ c.function.arguments | tojson }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("arguments", ['{"x": "ü"}', {"x": "ü"}])
+def test_arguments_are_an_object_and_its_text(arguments: Any) -> None:
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    ]
+    assert unmark(ChatTemplate(JOINS, {}).render(messages)) == 'function {"x": "ü"}!'
+    assert unmark(ChatTemplate(LOOKS, {}).render(messages)) == 'ü{"x": "ü"}'
+    printed = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments }}", {}).render(messages)
+    assert unmark(printed) == '{"x": "ü"}' and str.count(printed, "x") == 0, "a client's text, marked"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ 'none' if messages[0]['content'] is none else 'text' }}", "none"),
+        ("{{ 'text' if messages[0].content is not none else 'none' }}", "none"),
+        ("{{ 'x' if messages[0].reasoning_content is none else messages[0].content + 'text' }}", "text"),
+        ("{{ messages[0].content + 'text' }}", "text"),
+    ],
+)
+def test_content_beside_calls_is_null_for_templates_that_ask(source: str, expected: str) -> None:
+    for content in (None, ""):
+        message = {"role": "assistant", "content": content, "tool_calls": [{"function": {"name": "f"}}]}
+        assert unmark(ChatTemplate(source, {}).render([message])) == expected
+    assert "none" not in unmark(ChatTemplate(source, {}).render([{**message, "tool_calls": None}]))  # no calls, no null
+
+
+def test_what_a_template_mentions() -> None:
+    source = "{# tools #}documents {% if tools_in_user is defined %}{{ m.tool_calls or m['role'] }}{% endif %}"
+    template = ChatTemplate(source, {})
+    assert template.mentions("tool_calls") and template.mentions("role") and template.mentions("tools_in_user")
+    assert not template.mentions("tools") and not template.mentions("documents")
+    assert not ChatTemplate("{% if %}", {}).mentions("tools")
+
+
 def test_marks_come_off_and_cannot_be_forged() -> None:
     value = {"a": ["x", {"b": "ü"}], "n": 1, "none": None}
     assert unmark_all(mark_all(value)) == value
