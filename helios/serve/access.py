@@ -45,9 +45,9 @@ class LogWriter:
             self.dropped += 1
 
     def close(self, wait_s: float = 2.0) -> None:
-        """Write what waits, for at most `wait_s` seconds."""
+        """Write what waits, then end; give up on a reader who does not read for `wait_s` seconds."""
         with contextlib.suppress(queue.Full):
-            self._lines.put_nowait(None)
+            self._lines.put(None, timeout=wait_s)
             self._thread.join(wait_s)
 
     def _run(self) -> None:
@@ -61,6 +61,8 @@ class LogWriter:
 def account(exchange: Any) -> dict[str, Any]:
     """Tokens, waiting and end of an `Exchange`. Of several prompts, the waiting of the one that was served first."""
     jobs, ends = exchange.jobs, list(exchange.reasons.values())
+    if not jobs:
+        return {}  # refused before anything was submitted
     if len(ends) < sum(request.params.n for request in exchange.requests):
         ends.append("abort")
     queued = [job.timings.admitted_s - job.timings.queued_s for job in jobs if job.timings.admitted_s is not None]
