@@ -117,6 +117,7 @@ class Choice:
             stop=params.stop_strings,
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
+            min_tokens=params.min_tokens,
         )
         self._event = JobEvent(index)
 

@@ -35,12 +35,17 @@ class StopMatcher:
         self.matched += character == self.stop[self.matched]
         return self.matched == len(self.stop)
 
+    def pass_over(self) -> None:
+        """Forget a stop string that was just completed; what of it may begin the next one stays."""
+        self.matched = self._fallback[-1]
+
 
 class TextStream:
     """Text of one choice, released as its token ids arrive.
 
     `push` returns what can no longer change: whole characters, less the longest tail that may still become a stop
-    string. The stop string that is complete first ends the text (of two that end together, the longer).
+    string. The stop string that is complete first ends the text (of two that end together, the longer); within the
+    first `min_tokens` ids none does.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class TextStream:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        min_tokens: int = 0,
     ) -> None:
         if isinstance(stop, str):
             stop = [stop]
@@ -61,6 +67,7 @@ class TextStream:
         # Longest first: of two stop strings that end together the first found is the longer.
         self._matchers = [StopMatcher(text) for text in sorted(set(stop), key=len, reverse=True)]
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._early = min_tokens  # ids still to come before a stop string counts
         self._held = ""
         self._released: list[str] = []
         self._finished = False
@@ -70,6 +77,7 @@ class TextStream:
         """Take the next token id; return the text that is now safe to show, perhaps ""."""
         if self._finished or self.stop_reason is not None:
             return ""
+        self._early -= 1
         if self._skip_special and self._tokenizer.is_special(token_id):
             return ""
         return self._accept(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
@@ -101,10 +109,12 @@ class TextStream:
             return self._release(new)
         text = self._held + new
         for end in range(len(self._held) + 1, len(text) + 1):
-            done = [matcher.stop for matcher in self._matchers if matcher.step(text[end - 1])]
-            if done:
-                self.stop_reason, self._held = done[0], ""
-                return self._release(text[: end if self._include_stop else end - len(done[0])])
+            done = [matcher for matcher in self._matchers if matcher.step(text[end - 1])]
+            if done and self._early < 0:
+                self.stop_reason, self._held = done[0].stop, ""
+                return self._release(text[: end if self._include_stop else end - len(done[0].stop)])
+            for matcher in done:
+                matcher.pass_over()
         held = max(matcher.matched for matcher in self._matchers)
         self._held = text[len(text) - held :]
         return self._release(text[: len(text) - held])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import time
 
 import pytest
@@ -53,6 +54,30 @@ def test_without_stop_strings_nothing_is_held() -> None:
 def test_only_what_could_become_a_stop_string_is_held() -> None:
     assert run(b"the E", b"N", b"V", stop=["END"])[0] == ["the ", "", "ENV", ""]
     assert run(b"hello", b" you", stop=["\n\nUser:"])[0] == ["hello", " you", ""]
+
+
+def test_within_min_tokens_a_stop_string_is_text() -> None:
+    assert run(b"xEND", b"yEND", b"z", stop=["END"], min_tokens=1) == (["x" + "END", "y", "", ""], "END")
+    assert run(b"xE", b"NDy", b"z", stop=["END"], min_tokens=1)[1] == "END", "it began early and ended late"
+    assert run(b"xEN", b"Dy", b"z", stop=["END"], min_tokens=2) == (["x", "ENDy", "z", ""], None)
+    assert run(b"abab", b"ab", stop=["abab"], min_tokens=1) == (["ab", "", ""], "abab"), "it overlaps one too early"
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_min_tokens_against_the_definition(seed: int) -> None:
+    """The text ends at the first place behind that of the first `min_tokens` where a stop string is complete."""
+    rng = random.Random(seed)
+    tokens = [bytes(rng.choices(b"ab", k=rng.randrange(1, 4))) for _ in range(8)]
+    stops = ["".join(rng.choices("ab", k=rng.randrange(1, 6))) for _ in range(rng.randrange(1, 3))]
+    least, include = rng.randrange(9), rng.random() < 0.5
+    whole, early = b"".join(tokens).decode(), len(b"".join(tokens[:least]))
+    ends = [end for end in range(early + 1, len(whole) + 1) if any(whole[:end].endswith(stop) for stop in stops)]
+    want, reason = whole, None
+    if ends:
+        reason = max((stop for stop in stops if whole[: ends[0]].endswith(stop)), key=len)
+        want = whole[: ends[0] if include else ends[0] - len(reason)]
+    pieces, found = run(*tokens, stop=stops, min_tokens=least, include_stop=include)
+    assert ("".join(pieces), found) == (want, reason)
 
 
 def test_a_stop_string_over_several_tokens_never_leaks() -> None:
