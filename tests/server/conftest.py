@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from helios.engine.engine import Engine
 from helios.engine.scheduler import Scheduler
 from helios.serve.app import create_app
 from helios.serve.exchange import Mailroom
+from tests.server.live import KEY, Target, connect, helios_serve
 
 NAME = "tiny"
 
@@ -91,3 +93,14 @@ def events(response: httpx.Response) -> list[str]:
     assert blocks.pop() == "", "the stream must end with a blank line"
     assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
     return [block.removeprefix("data: ") for block in blocks]
+
+
+@pytest.fixture(scope="session")
+def target() -> Iterator[Target]:
+    """The server at HELIOS_CONFORMANCE_URL (see conformance/), else Helios with the embedded model."""
+    if url := os.environ.get("HELIOS_CONFORMANCE_URL"):
+        key, model = os.environ.get("HELIOS_CONFORMANCE_API_KEY"), os.environ.get("HELIOS_CONFORMANCE_MODEL", "")
+        yield connect(url.rstrip("/").removesuffix("/v1"), key, foreign=True, model=model)
+        return
+    with helios_serve("--model", "smollm2", "--kv-pages", "96", "--max-context", "2048", HELIOS_API_KEY=KEY) as url:
+        yield connect(url, KEY, foreign=False)
