@@ -11,53 +11,54 @@ from typing import Any
 
 import numpy as np
 
+from helios.fast.blocks import PAGES, PRODUCT
 from helios.kv.layout import Ints, Layout
 from helios.kv.pages import PAGE_SIZE
 
 __all__ = [
+    "ATTEND_BLOCK",
     "ATTEND_DECODE",
-    "ATTEND_KEYS",
     "ATTEND_PREFILL",
     "ATTENTION",
     "ATTENTION_FUNCTIONS",
     "AttentionPlan",
     "DECODE",
-    "LOAD",
     "MERGE",
-    "PRODUCT",
     "SOFTEN",
     "WORK",
     "prefill_tasks",
 ]
 DECODE = r"""
-#define PAGE 256
 #define G (H / K)             // query heads that share a key head
 #define PART (H * D + 2 * H)  // floats of one part's result: weighted values, then maxima, then sums
+#define TOGETHER (G <= 6 ? G : G % 6 == 0 ? 6 : G % 4 == 0 ? 4 : G % 5 == 0 ? 5 : G % 3 == 0 ? 3 : 1)
 
-// one query, one page: attention over its first n tokens, for all heads, not yet divided by the sum
-static void attend_page(const num *q, const num *keys, const num *values, int n, float *out) {
-    for (int k = 0; k < K; k++) {
-        float query[G][D], weight[G][PAGE], sum[G][D] = {0};
-        for (int g = 0; g < G; g++)
-            for (int d = 0; d < D; d++) query[g][d] = get(q[(k * G + g) * D + d]) / sqrtf(D);
-        for (int j = 0; j < n; j++)
-            for (int g = 0; g < G; g++) {
-                float score = 0;
-                for (int d = 0; d < D; d++) score += query[g][d] * get(keys[(j * K + k) * D + d]);
-                weight[g][j] = score;
-            }
-        for (int g = 0; g < G; g++) {
-            float top = -INFINITY, total = 0;
-            #pragma omp simd reduction(max : top)
-            for (int j = 0; j < n; j++) top = weight[g][j] > top ? weight[g][j] : top;
-            for (int j = 0; j < n; j++) total += weight[g][j] = exponential(weight[g][j] - top);
-            out[H * D + k * G + g] = top;
-            out[H * D + H + k * G + g] = total;
-        }
-        for (int j = 0; j < n; j++)
-            for (int g = 0; g < G; g++)
-                for (int d = 0; d < D; d++) sum[g][d] += weight[g][j] * get(values[(j * K + k) * D + d]);
-        memcpy(out + k * G * D, sum, sizeof sum);
+// scores [PAGE] of one query to weights over its n tokens, zero up to the block's end; their maximum and sum
+static void weigh(float *score, int n, unit *weight, float *top_out, float *total_out) {
+    float top = -INFINITY, total = 0;
+    int end = (n + KEYS - 1) / KEYS * KEYS;
+    #pragma omp simd reduction(max : top)
+    for (int j = 0; j < n; j++) top = score[j] > top ? score[j] : top;
+    for (int j = 0; j < n; j++) total += score[j] = exponential((score[j] - top) / sqrtf(D));
+    for (int j = n; j < end; j++) score[j] = 0;
+    units_of(score, weight, end);
+    *top_out = top / sqrtf(D);
+    *total_out = total;
+}
+
+// one query token, one page: attention over its first n tokens, for all heads, not yet divided by the sum
+static void attend_page(const num *q, const num *keys, const num *values, long page, int n, float *out) {
+    for (int h = 0; h < H; h += TOGETHER) {
+        unit query[TOGETHER][D / DEPTH], weight[TOGETHER][PAGE / DEPTH];
+        float score[TOGETHER][PAGE] = {0}, *sum = out + h * D;
+        memset(sum, 0, TOGETHER * D * sizeof(float));
+        for (int i = 0; i < TOGETHER * D; i += DEPTH) query[0][i / DEPTH] = unit_of(q + h * D + i);
+        for (int j = 0; j < n; j += KEYS)
+            score_block(TOGETHER, query[0], keys + block_at(page, h / G, j / KEYS), score[0] + j, PAGE);
+        for (int g = 0; g < TOGETHER; g++) weigh(score[g], n, weight[g], out + H * D + h + g, out + H * D + H + h + g);
+        for (int j = 0; j < n; j += KEYS)
+            add_block(TOGETHER, weight[0] + j / DEPTH, PAGE / DEPTH, values + block_at(page, h / G, j / KEYS), sum,
+                      n - j < KEYS ? n - j : KEYS);
     }
 }
 """
@@ -88,10 +89,10 @@ void attend_decode(const num *qkv, num *out, const num *keys, const num *values,
         #pragma omp for schedule(dynamic, 1) collapse(2)
         for (long p = 0; p < P; p++)
             for (long b = 0; b < B; b++) {
-                long left = context[b] - p * PAGE, at = table[b * P + p] * PAGE * K * D;
+                long left = context[b] - p * PAGE;
                 if (left > 0)
-                    attend_page(qkv + rows[b] * (H + 2 * K) * D, keys + at, values + at, left < PAGE ? left : PAGE,
-                                parts + (b * P + p) * PART);
+                    attend_page(qkv + rows[b] * (H + 2 * K) * D, keys, values, table[b * P + p],
+                                left < PAGE ? left : PAGE, parts + (b * P + p) * PART);
             }
         #pragma omp for schedule(static)
         for (long b = 0; b < B; b++)
@@ -101,96 +102,43 @@ void attend_decode(const num *qkv, num *out, const num *keys, const num *values,
 """
 
 WORK = r"""
-#if LANES == 16
-#define WIDE 4  // vectors of sums per row, six rows at a time
-#else
-#define WIDE 2
-#endif
-#define SIX 6
-#define KEYS 64                                         // keys at a time
-#define QUERIES (240 / G)                               // tokens whose queries share them
-#define LINES ((QUERIES * G + SIX - 1) / SIX * SIX)     // their queries, G for each token
+#define SIX 6                                        // lines at a time
+#define QUERIES (240 / G)                            // tokens whose queries share the keys in the cache
+#define LINES ((QUERIES * G + SIX - 1) / SIX * SIX)  // their queries, G for each token
 
 typedef struct {
     unit q[LINES][D / DEPTH];
     float out[LINES][D], top[LINES], total[LINES];
-    vec keys[D / DEPTH][KEYS / LANES];  // transposed: a vector is one component of LANES keys
-    vec values[KEYS / DEPTH][D / LANES];
 } Work;
-"""
-
-LOAD = r"""
-static void load_keys(Work *w, const num *keys, const num *values, long n) {
-    unit (*k)[KEYS] = (void *)w->keys, (*v)[D] = (void *)w->values;
-    if (n < KEYS) memset(w->keys, 0, sizeof w->keys), memset(w->values, 0, sizeof w->values);
-    for (long j = 0; j < n; j++)
-        for (int d = 0; d < D / DEPTH; d++) k[d][j] = unit_of(keys + j * K * D + d * DEPTH);
-    for (long j = 0; j < n; j += DEPTH)
-        for (int d = 0; d < D; d++) {
-#if DEPTH == 2
-            v[j / 2][d] = values[j * K * D + d] | (j + 1 < n ? (uint32_t)values[(j + 1) * K * D + d] << 16 : 0);
-#else
-            v[j][d] = get(values[j * K * D + d]);
-#endif
-        }
-}
-"""
-
-PRODUCT = r"""
-// sums [SIX][columns of b] += a [SIX][depth] · b [depth][columns], WIDE vectors of columns
-static inline __attribute__((always_inline)) void product(float *sums, long width, const unit *a, long stride,
-                                                          const vec *b, long columns, int depth) {
-    vec s[SIX][WIDE];
-    #pragma GCC unroll 6
-    for (int r = 0; r < SIX; r++)
-        #pragma GCC unroll 4
-        for (int c = 0; c < WIDE; c++) memcpy(&s[r][c], sums + r * width + c * LANES, sizeof(vec));
-    for (int d = 0; d < depth; d++)
-        #pragma GCC unroll 6
-        for (int r = 0; r < SIX; r++)
-            #pragma GCC unroll 4
-            for (int c = 0; c < WIDE; c++) s[r][c] = fma_lanes(s[r][c], a[r * stride + d], b[d * columns + c]);
-    #pragma GCC unroll 6
-    for (int r = 0; r < SIX; r++)
-        #pragma GCC unroll 4
-        for (int c = 0; c < WIDE; c++) memcpy(sums + r * width + c * LANES, &s[r][c], sizeof(vec));
-}
 """
 
 SOFTEN = r"""
 // scores of one line to weights: the first n keys are visible; what was summed so far is rescaled to the new maximum
 static inline void soften(Work *w, long line, float *score, long n, unit *weight) {
     float top = w->top[line], total = 0;
-    for (int j = 0; j < KEYS; j++) score[j] = j < n ? score[j] / sqrtf(D) : -1e30f;
+    for (int j = n < 0 ? 0 : n; j < KEYS; j++) score[j] = -1e30f;
     #pragma omp simd reduction(max : top)
     for (int j = 0; j < KEYS; j++) top = score[j] > top ? score[j] : top;
-    for (int j = 0; j < KEYS; j++) total += score[j] = exponential(score[j] - top);
-    float scale = exponential(w->top[line] - top);
-    w->top[line] = top;
-    w->total[line] = w->total[line] * scale + total;
-    if (scale != 1)
+    for (int j = 0; j < KEYS; j++) total += score[j] = exponential((score[j] - top) / sqrtf(D));
+    if (top > w->top[line]) {
+        float scale = exponential((w->top[line] - top) / sqrtf(D));
+        w->top[line] = top;
+        w->total[line] *= scale;
         for (int d = 0; d < D; d++) w->out[line][d] *= scale;
+    }
+    w->total[line] += total;
     units_of(score, weight, KEYS);
 }
 """
 
-ATTEND_KEYS = r"""
-// six lines against the loaded keys; line's token sees the first `seen` of them, the next token one more
-static void attend_keys(Work *w, long line, long seen) {
+ATTEND_BLOCK = r"""
+// six lines against a block; line's token sees the first `seen` of its keys, the next token one more
+static void attend_block(Work *w, long line, const num *keys, const num *values, long seen) {
     float score[SIX][KEYS] = {0};
     unit weight[SIX][KEYS / DEPTH];
-    for (int c = 0; c < KEYS / LANES; c += WIDE)
-        product(score[0] + c * LANES, KEYS, w->q[line], D / DEPTH, &w->keys[0][c], KEYS / LANES, D / DEPTH);
+    score_block(SIX, w->q[line], keys, score[0], KEYS);
     for (int r = 0; r < SIX; r++) soften(w, line + r, score[r], seen + (line + r) / G - line / G, weight[r]);
-    int c = 0;
-    for (; c + WIDE <= D / LANES; c += WIDE)
-        product(w->out[line] + c * LANES, D, weight[0], KEYS / DEPTH, &w->values[0][c], D / LANES, KEYS / DEPTH);
-    for (; c < D / LANES; c++)  // head sizes that are no multiple of WIDE vectors
-        for (int r = 0; r < SIX; r++)
-            for (int j = 0; j < KEYS / DEPTH; j++) {
-                vec *o = (vec *)(w->out[line + r] + c * LANES);
-                *o = fma_lanes(*o, weight[r][j], w->values[j][c]);
-            }
+    add_block(SIX, weight[0], KEYS / DEPTH, values, w->out[line], KEYS);
 }
 """
 
@@ -198,16 +146,16 @@ ATTEND_PREFILL = r"""
 // tokens of one span: n queries from `qkv`, the first at `position`, key head k
 static void attend_span(Work *w, const num *qkv, num *out, const num *keys, const num *values, const int64_t *pages,
                         long n, long position, int k) {
-    memset(w, 0, offsetof(Work, keys));
+    memset(w->out, 0, sizeof w->out + sizeof w->top + sizeof w->total);
     for (long i = 0; i < LINES; i++) w->top[i] = -1e30f;
     for (long i = 0; i < n * G; i++)
         for (int d = 0; d < D / DEPTH; d++)
             w->q[i][d] = unit_of(qkv + (i / G * (H + 2 * K) + k * G + i % G) * D + d * DEPTH);
     for (long j = 0; j < position + n; j += KEYS) {
-        long at = (pages[j / PAGE] * PAGE + j % PAGE) * K * D + k * D, left = position + n - j;
-        load_keys(w, keys + at, values + at, left < KEYS ? left : KEYS);
+        long at = block_at(pages[j / PAGE], k, j % PAGE / KEYS);
         for (long line = 0; line < n * G; line += SIX)
-            if (position + (line + SIX - 1) / G >= j) attend_keys(w, line, position + line / G + 1 - j);
+            if (position + (line + SIX - 1) / G >= j)
+                attend_block(w, line, keys + at, values + at, position + line / G + 1 - j);
     }
     for (long i = 0; i < n * G; i++)
         for (int d = 0; d < D; d++) out[(i / G * H + k * G + i % G) * D + d] = put(w->out[i][d] / w->total[i]);
@@ -229,8 +177,12 @@ void attend_prefill(const num *qkv, num *out, const num *keys, const num *values
 const int queries = QUERIES, part_floats = PART;
 """
 
-ATTENTION = DECODE + MERGE + ATTEND_DECODE + WORK + LOAD + PRODUCT + SOFTEN + ATTEND_KEYS + ATTEND_PREFILL
-ATTENTION_FUNCTIONS = {"attend_decode": "ppppppp" + "llp", "attend_prefill": "ppppp" + "lpl"}
+ATTENTION = PAGES + PRODUCT + DECODE + MERGE + ATTEND_DECODE + WORK + SOFTEN + ATTEND_BLOCK + ATTEND_PREFILL
+ATTENTION_FUNCTIONS = {
+    "rope_store": "ppppppf" + "pppl",
+    "attend_decode": "ppppppp" + "llp",
+    "attend_prefill": "ppppp" + "lpl",
+}
 ATTENTION_FUNCTIONS |= {"queries": "", "part_floats": ""}
 
 

@@ -88,17 +88,18 @@ static inline void rotate(num *restrict x, const num *weight, const num *cos, co
     }
 }
 
-// qkv [T, H+2K, D]: rotate queries and keys in place, then copy keys and values to their slots
-void rope_store(num *qkv, const num *cos, const num *sin, const int64_t *positions, const num *q_norm,
-                const num *k_norm, float eps, const int64_t *slots, num *keys, num *values, long T) {
+// all queries and keys of one token: x [H+2K, D]
+static inline void rotate_token(num *x, const num *cos, const num *sin, long position, const num *q_norm,
+                                const num *k_norm, float eps) {
+    for (int h = 0; h < H + K; h++)
+        rotate(x + h * D, h < H ? q_norm : k_norm, cos + position * D, sin + position * D / 2, eps);
+}
+
+// qkv [T, H+2K, D]: rotate queries and keys in place
+void rope(num *qkv, const num *cos, const num *sin, const int64_t *positions, const num *q_norm, const num *k_norm,
+          float eps, long T) {
     #pragma omp parallel for schedule(static)
-    for (long t = 0; t < T; t++) {
-        num *x = qkv + t * (H + 2 * K) * D, *k = x + H * D;
-        for (int h = 0; h < H + K; h++)
-            rotate(x + h * D, h < H ? q_norm : k_norm, cos + positions[t] * D, sin + positions[t] * D / 2, eps);
-        memcpy(keys + slots[t] * K * D, k, K * D * sizeof(num));
-        memcpy(values + slots[t] * K * D, k + K * D, K * D * sizeof(num));
-    }
+    for (long t = 0; t < T; t++) rotate_token(qkv + t * (H + 2 * K) * D, cos, sin, positions[t], q_norm, k_norm, eps);
 }
 """
 
@@ -133,6 +134,16 @@ static inline unit unit_of(const num *x) {  // the next DEPTH values as one unit
 #else
     return get(*x);
 #endif
+}
+
+static inline vec load(const num *x) {  // the next LANES units
+    vec v;
+#if defined(BF16) && DEPTH == 1
+    for (int i = 0; i < LANES; i++) v[i] = get(x[i]);
+#else
+    memcpy(&v, x, sizeof v);
+#endif
+    return v;
 }
 
 static inline void units_of(const float *x, unit *out, int n) {  // n floats as n / DEPTH units

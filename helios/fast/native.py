@@ -49,7 +49,6 @@ SOURCE = COMMON + EXPONENTIAL + VECTOR + NORM + GATE + ROPE + PACK + TILE + STOR
 FUNCTIONS = {
     "add_norm": "ppp" + "llf",
     "silu_mul": "ppll",
-    "rope_store": "ppppppf" + "pppl",
     **LINEAR_FUNCTIONS,
     **ATTENTION_FUNCTIONS,
 }

@@ -95,8 +95,19 @@ def test_a_row_does_not_depend_on_its_company(dtype: torch.dtype) -> None:
     assert torch.equal(together[:137], linear(x[:137].contiguous()))
 
 
+def in_blocks(keys: torch.Tensor, values: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of tokens `[pages · 256, K, D]` as the kernels lay them out inside a page."""
+    heads, dim = keys.shape[1:]
+    k = keys.view(-1, 4, 64, heads, dim // depth, depth).permute(0, 3, 1, 4, 2, 5)
+    v = values.view(-1, 4, 64 // depth, depth, heads, dim).permute(0, 4, 1, 2, 5, 3)
+    return k.reshape(-1, heads * dim), v.reshape(-1, heads * dim)
+
+
 def attention_case(kernels: SimpleNamespace, shape: tuple[int, int, int], dtype: torch.dtype, spans: Any) -> None:
-    """Packed spans (query, context) over scattered pages, against the formula; pages of nobody hold NaN."""
+    """Packed spans (query, context) over scattered pages, against the formula.
+
+    Pages of nobody hold NaN; what follows a context in its last page is old: finite, and larger than anything else.
+    """
     heads, kv_heads, dim = shape
     rng = np.random.default_rng(sum(map(sum, spans)))
     free = iter(rng.permutation(60) + 1)
@@ -106,13 +117,15 @@ def attention_case(kernels: SimpleNamespace, shape: tuple[int, int, int], dtype:
         torch.tensor([table[p // 256] * 256 + p % 256 for p in range(context)])
         for (_, context), table in zip(spans, tables, strict=True)
     ]
-    for mine in slots:
+    for mine, table in zip(slots, tables, strict=True):
+        pool.view(2, 61, -1)[:, table] = 1e4
         pool[:, mine] = torch.randn(2, len(mine), kv_heads, dim).to(dtype)
     layout = Layout([q for q, _ in spans], [c for _, c in spans], tables)
     plan = AttentionPlan(layout, kernels.queries)
     qkv = torch.randn(sum(q for q, _ in spans), heads + 2 * kv_heads, dim).to(dtype)
     out, scratch = torch.empty(len(qkv), heads, dim, dtype=dtype), torch.empty(plan.parts * kernels.part_floats)
-    pointers = [t.data_ptr() for t in (qkv, out, pool[0], pool[1])]
+    pages = in_blocks(*pool, kernels.depth)
+    pointers = [t.data_ptr() for t in (qkv, out, *pages)]
     if plan.parts:
         kernels.attend_decode(*pointers, *plan.decode_arguments(scratch.data_ptr()))
     if len(plan.tasks):
@@ -161,7 +174,10 @@ def test_logits_are_the_eager_runners(family: str, packed: bool) -> None:
     assert name == "native"
     for tick in ticks():
         torch.testing.assert_close(native.forward(tick), eager.forward(tick), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(cache.store[:, :, 1:4], eager.cache.store[:, :, 1:4], atol=1e-4, rtol=1e-4)
+    for stored, rows in zip(cache.store, eager.cache.store, strict=True):
+        keys, values = rows.view(2, -1, config.kv_heads, config.head_dim)
+        for kernel_s, plain in zip(stored, in_blocks(keys, values, native.kernels.depth), strict=True):
+            torch.testing.assert_close(kernel_s[1:4].view(-1), plain.view(8, -1)[1:4].reshape(-1), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
