@@ -77,7 +77,7 @@ def account(exchange: Any) -> dict[str, Any]:
     }
 
 
-QUIET = frozenset({"/health", "/metrics"})  # asked every few seconds by machines; told only when they fail
+QUIET = frozenset({("/health", 200), ("/health", 503), ("/metrics", 200)})  # asked every few seconds, by machines
 
 
 def entry(scope: Scope, note: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class AccessLog:
     def _tell(self, told: dict[str, Any]) -> None:
         path, status = told["path"], told["status"]
         self._count(path if path in self._paths else "other", status)
-        if self._write is not None and not (path in QUIET and status == 200):
+        if self._write is not None and (path, status) not in QUIET:
             self._write(told)
 
 

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from tests.server.conftest import NAME, Running
+from tests.server.watched import launched, slow_down
 
 LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 1500, "ignore_eos": True}
 
@@ -110,6 +111,80 @@ def test_an_error_within_a_stream_is_an_event_and_then_done(small: Running) -> N
         small.engine.runner.forward = broken  # type: ignore[method-assign,assignment]
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]" and '"error"' in rest[-2] and "out of luck" in rest[-2]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_leaves_is_gone_within_a_tick_or_two(small: Running, stream: bool) -> None:
+    slow_down(small, 0.05)
+    if stream:
+        with small.client.stream("POST", "/v1/completions", json={**LONG, "max_tokens": 500, "stream": True}) as answer:
+            next(answer.iter_bytes())
+    else:
+        ask_in_background(small, timeout=0.4)[0].join()
+    ticks = small.scheduler.stats()["ticks"]
+    small.until(small.idle, 5)
+    assert small.scheduler.stats()["ticks"] - ticks <= 3, "the tick under way, the one that drops it, and one for luck"
+    assert small.engine.stats()["pages_used"] == 0
+
+
+def test_a_stalled_worker_turns_health_red_until_it_moves(tiny_folder: Any) -> None:
+    """No tick for `stall_after` seconds, work pending: an idle server is not stalled, however long it has been idle."""
+    with launched(tiny_folder("qwen3"), stall_after=0.3) as running:
+        go = threading.Event()
+        forward = running.engine.runner.forward
+
+        def hang(inputs: Any) -> Any:
+            go.wait(30)
+            return forward(inputs)
+
+        time.sleep(0.5)
+        assert running.client.get("/health").status_code == 200
+        running.engine.runner.forward = hang  # type: ignore[method-assign]
+        thread, answers = ask_in_background(running, timeout=60)
+        running.until(lambda: running.client.get("/health").status_code == 503)
+        told = running.client.get("/health").json()
+        assert told["status"] == "stalled" and "1 requests" in told["reason"]
+        assert running.samples()['helios:healthy{model_name="tiny"}'] == 0
+        go.set()
+        thread.join()
+        assert isinstance(answers[0], httpx.Response) and answers[0].status_code == 200
+        assert running.client.get("/health").status_code == 200
+
+
+def test_a_draining_server_refuses_new_work_and_finishes_the_old(small: Running) -> None:
+    slow_down(small, 0.01)
+    thread, answers = ask_in_background(small, timeout=60)
+    ending = threading.Thread(target=small.scheduler.shutdown, kwargs={"drain_s": 30})
+    ending.start()
+    small.until(lambda: small.client.get("/health").status_code == 503)
+    assert small.client.get("/health").json()["status"] == "draining"
+    refused = small.post("/v1/completions", prompt="a")
+    assert refused.status_code == 503 and int(refused.headers["retry-after"]) > 0
+    assert refused.json()["error"]["code"] == "service_unavailable"
+    assert not answers, "it was drained before we looked; make it slower"
+    thread.join()
+    ending.join()
+    assert isinstance(answers[0], httpx.Response) and answers[0].status_code == 200
+    assert answers[0].json()["usage"]["completion_tokens"] == 500
+
+
+def test_a_dead_worker_ends_streams_and_waiting_requests_too(small: Running) -> None:
+    slow_down(small, 0.01)
+    first, answers = ask_in_background(small, timeout=60)
+    waiting: list[httpx.Response] = []
+    second = threading.Thread(target=lambda: waiting.append(small.post("/v1/completions", **LONG | {"max_tokens": 9})))
+    second.start()
+    small.until(lambda: small.scheduler.stats()["waiting"] == 1)
+
+    def broken(inputs: Any) -> None:
+        raise RuntimeError("the disk is on fire")
+
+    small.engine.runner.forward = broken  # type: ignore[method-assign,assignment]
+    first.join(10)
+    second.join(10)
+    for answer in (answers[0], waiting[0]):
+        assert isinstance(answer, httpx.Response) and answer.status_code == 500
+        assert answer.json()["error"]["type"] == "server_error" and "fire" in answer.json()["error"]["message"]
 
 
 def test_shutdown_ends_streams_with_a_sentence(small: Running) -> None:

@@ -111,12 +111,13 @@ def test_a_failed_engine_is_an_error(logged: Watched) -> None:
     assert told[0]["status"] == 500 and told[0]["finish"] == "error"
 
 
-def test_probes_are_quiet_until_they_fail(logged: Watched) -> None:
+def test_probes_are_quiet_but_a_scrape_without_a_key_is_not(logged: Watched) -> None:
     logged.client.get("/health")
     logged.client.get("/metrics")
     logged.scheduler.shutdown()
-    logged.client.get("/health")
-    assert [(each["path"], each["status"]) for each in logged.lines(1)] == [("/health", 503)]
+    assert logged.client.get("/health").status_code == 503
+    httpx.get(logged.url + "/metrics")
+    assert [(each["path"], each["status"]) for each in logged.lines(1)] == [("/metrics", 401)]
 
 
 def test_the_log_can_be_off(tiny_folder: Any) -> None:
