@@ -182,6 +182,7 @@ COMPLAINTS = [
     (r"Unknown format: (\S+)", "the JSON schema keyword `format` does not know {0!r}"),
     (r"Resource '([^']*)'", "`$ref` is followed only inside the schema (#/…), not to {0!r}"),
     (r"Unsatisfiable schema: ([^\n]*)", "nothing can satisfy this: {0}"),
+    (r"leaves no token", "nothing can satisfy this: no text of this model can begin it"),
     (r"NoExtension", "nothing can satisfy this: it refers to itself without an end"),
     (r"look-?arounds?|look-ahead", "look-around (also `\\b`) is not supported in regular expressions"),
     (r"(?i)too (?:big|large|many|deep)|fuel|limit|determine if regex", "it is too complex: make it smaller"),

@@ -39,11 +39,12 @@ class Job:
     lock: threading.Lock = field(default_factory=threading.Lock)
     future: Future[LLMatcher | APIError] = field(default_factory=Future)
 
-    def hold(self, trial: Trial | None) -> bool:
-        """Note which process is at it (None: none any more). False when nobody waits any more."""
+    def hold(self, trial: Trial | None) -> None:
+        """Note which process is at it; None: none any more."""
         with self.lock:
             self.trial = trial
-            return not self.abandoned
+            if trial is not None and self.abandoned:
+                trial.kill()
 
     def abandon(self) -> None:
         """Nobody waits any more: end what is under way."""
@@ -93,6 +94,7 @@ class Compiler:
         self._alphabet: Alphabet | None = None
         self._trials = threading.local()
         self._started: list[Trial] = []
+        self._closed = False
         self._threads = ThreadPoolExecutor(lanes, "helios-grammars")
 
     def alphabet(self) -> Alphabet:
@@ -105,28 +107,36 @@ class Compiler:
     def _trial(self) -> Trial:
         """This thread's trial process, started again if the last one is gone."""
         trial: Trial | None = getattr(self._trials, "mine", None)
-        if trial is None or not trial.alive:
+        if trial is not None and not trial.alive:
+            trial.close()
+            trial = None
+        if trial is None:
             trial = self._trials.mine = Trial(self.alphabet().vocabulary)
             with self._lock:
                 self._started = [each for each in self._started if each.alive] + [trial]
+                if self._closed:
+                    trial.kill()
         return trial
 
     def _compile(self, job: Job) -> LLMatcher | APIError:
         """In a thread of ours: try it in the process, then compile it here."""
+        if job.abandoned:
+            return unavailable("Nobody waits for this grammar any more.")
         grammar, trial = job.grammar, self._trial()
         try:
-            wanted = job.hold(trial)
-            error = trial.judge(grammar.kind, grammar.source, self._time_limit_s) if wanted else ""
+            job.hold(trial)
+            error = trial.judge(grammar.kind, grammar.source, self._time_limit_s)
         except TrialLost as lost:
             reason = LATE.format(self._time_limit_s) if lost.late else DIED
             return bad_request(f"`{grammar.param}`: {reason}.", grammar.param)
         finally:
-            if not job.hold(None):
-                trial.kill()
+            job.hold(None)
         if error is not None:
             return explain(error, grammar.param)
         try:
-            return build_matcher(self.alphabet().compiled, grammar.kind, grammar.source)
+            matcher = build_matcher(self.alphabet().compiled, grammar.kind, grammar.source)
+            GrammarConstraint(matcher, self.alphabet()).mask()  # is there a way to begin?
+            return matcher
         except GrammarError as found:
             return explain(str(found), grammar.param)
 
@@ -202,6 +212,7 @@ class Compiler:
         """End all trials; whoever waits gets an error."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
+            self._closed = True
             for job in self._jobs.values():
                 job.abandon()
                 job.settle(unavailable("The server is shutting down."))

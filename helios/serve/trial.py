@@ -12,10 +12,13 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
+
+import helios
 
 __all__ = [
     "GrammarError",
@@ -23,6 +26,7 @@ __all__ = [
     "LongestMatch",
     "MEMORY",
     "STACK",
+    "START",
     "Trial",
     "TrialLost",
     "Vocabulary",
@@ -153,6 +157,9 @@ class TrialLost(Exception):
         self.late = late
 
 
+START = "import sys; sys.path.insert(0, sys.argv[1]); from helios.serve.trial import run_trials; run_trials()"
+
+
 class Trial:
     """A process in which grammars of one vocabulary are compiled for the first time. One thread at a time.
 
@@ -160,8 +167,9 @@ class Trial:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        # Run as a file and without its folder on the path: it needs the library, not the server.
-        command = [sys.executable, "-P", __file__]
+        package = Path(helios.__path__[0])
+        command = [sys.executable, "-P", "-c", START, str(package.parent)]
+        self._ended = False
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
@@ -172,7 +180,7 @@ class Trial:
     @property
     def alive(self) -> bool:
         """Whether it can judge another grammar."""
-        return self._process.poll() is None
+        return not self._ended and self._process.poll() is None
 
     def _ask(self, message: dict[str, Any], limit_s: float) -> bytes:
         late = threading.Event()
@@ -203,6 +211,7 @@ class Trial:
 
     def kill(self) -> None:
         """End the process now, from any thread; whoever waits for its answer gets TrialLost."""
+        self._ended = True  # it may take a moment until it has
         self._process.kill()
 
     def close(self) -> None:
@@ -221,7 +230,3 @@ def run_trials() -> None:
     worker = threading.Thread(target=serve_trials)
     worker.start()
     worker.join()
-
-
-if __name__ == "__main__":
-    run_trials()
