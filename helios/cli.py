@@ -246,6 +246,21 @@ def fetch_command(model: Annotated[str, typer.Argument(help="smollm2, a hub id, 
     print(f"{model} is ready in {resolve_model(model)}")
 
 
+@app.command("doctor")
+def doctor_command(as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
+    """What was detected, and what to do about what is missing."""
+    from helios.serve import doctor
+
+    findings = doctor.examine()
+    if as_json:
+        print(json.dumps([vars(finding) for finding in findings], indent=1))
+        return
+    for finding in findings:
+        print(f"{finding.topic:<10} {finding.found}")
+        if finding.advice:
+            print(f"{'':<10} -> {finding.advice}")
+
+
 @app.command("plan")
 def plan_command(
     model: Annotated[str, typer.Argument(help="smollm2, a hub id, a folder or a .gguf file")] = "smollm2",
@@ -272,18 +287,3 @@ def plan_command(
     config = load_config(resolve_config(model))
     made = planning.plan(config, hardware, chosen, context=min(context, config.context))
     print(planning.describe(config, hardware, chosen, made))
-
-
-@app.command("doctor")
-def doctor_command(as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
-    """What was detected, and what to do about what is missing."""
-    from helios.serve import doctor
-
-    findings = doctor.examine()
-    if as_json:
-        print(json.dumps([vars(finding) for finding in findings], indent=1))
-        return
-    for finding in findings:
-        print(f"{finding.topic:<10} {finding.found}")
-        if finding.advice:
-            print(f"{'':<10} -> {finding.advice}")

@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from helios.serve.doorman import clean_path
 
 __all__ = ["AccessLog", "LONGEST", "LogWriter", "QUIET", "account", "entry", "line"]
-
 LONGEST = 200  # characters kept of what a client chose
 
 

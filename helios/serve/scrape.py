@@ -18,7 +18,6 @@ from helios.kv.pages import PAGE_SIZE
 from helios.serve.metrics import HISTOGRAMS, Metrics
 
 __all__ = ["CONTENT_TYPE", "COUNTERS", "GAUGES", "Scrape", "info", "scraper"]
-
 # Counters by name: help, and the key in `scheduler.stats()`. The library adds `_total`.
 COUNTERS = {
     "prompt_tokens": ("Prompt tokens of requests that got a first token.", "prompt_tokens"),

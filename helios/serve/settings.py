@@ -72,7 +72,6 @@ class ServeSettings(EngineSettings):
     served_model_name: str | None = Field(None, description="the name clients use; default: the model's own")
     shutdown_timeout: float = Field(5.0, ge=0, le=3600, description="seconds running requests get to finish at the end")
     stall_after: float = Field(60.0, gt=0, description="seconds without a tick, work pending, until /health says 503")
-
     api_key: Words = Field([], repr=False, description="a key that clients must send; repeat it for several")
     api_key_file: Path | None = Field(None, description="file with one key a line, which other users' ps does not show")
     cors_origin: Annotated[Words, AfterValidator(check_origins)] = Field(

@@ -45,7 +45,9 @@ def routes(running: Watched, method: str) -> list[str]:
 def test_every_route_but_health_is_closed(guarded: Watched, nobody: httpx.Client) -> None:
     everything = {(method, path) for method in ("get", "post") for path in routes(guarded, method)}
     assert {("get", "/metrics"), ("post", COMPLETE), ("get", "/version")} <= everything
-    made_up = {("get", path) for path in ("/openapi.json", "/nowhere", "/", "/health/x", "/health/../version", "/HEALTH")}
+    made_up = {
+        ("get", path) for path in ("/openapi.json", "/nowhere", "/", "/health/x", "/health/../version", "/HEALTH")
+    }
     for method, path in (everything | made_up) - {("get", "/health")}:
         answer = nobody.request(method, path)
         error = error_of(answer, 401)
@@ -151,7 +153,11 @@ def test_a_body_is_limited_on_every_route_that_takes_one(guarded: Watched) -> No
 
 
 def test_headers_are_limited(guarded: Watched) -> None:
-    for headers in ({"x": "a" * 33_000}, {f"x-{i}": "a" for i in range(300)}, {"authorization": "Bearer " + "a" * 60_000}):
+    for headers in (
+        {"x": "a" * 33_000},
+        {f"x-{i}": "a" for i in range(300)},
+        {"authorization": "Bearer " + "a" * 60_000},
+    ):
         answer = guarded.client.get("/v1/models", headers=headers)
         assert answer.status_code == 431 and error_of(answer, 431)["code"] == "headers_too_large"
         assert answer.headers["x-request-id"]

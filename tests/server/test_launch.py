@@ -145,7 +145,9 @@ def test_a_server_with_keys_says_how_to_ask_and_logs_who_did(tiny_folder: Any, t
         assert httpx.get(url + "/v1/models").status_code == 401
         for key in ("sk-flag", "sk-two", "sk-from-file"):
             assert httpx.get(url + "/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
-        assert "vllm:num_requests_running" in httpx.get(url + "/metrics", headers={"authorization": "Bearer sk-two"}).text
+        assert (
+            "vllm:num_requests_running" in httpx.get(url + "/metrics", headers={"authorization": "Bearer sk-two"}).text
+        )
         process.send_signal(signal.SIGTERM)
         code, output = ended(process)
     finally:

@@ -92,9 +92,16 @@ def agree(watched: Watched) -> dict[str, float]:
     now, stats = watched.samples(), watched.scheduler.stats()
     for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert now[of(gauge)] == 0, gauge
-    ends = sum(now[of("request_success_total", finished_reason=reason)] for reason in ("stop", "length", "abort", "error"))
+    ends = sum(
+        now[of("request_success_total", finished_reason=reason)] for reason in ("stop", "length", "abort", "error")
+    )
     assert ends == stats["submitted"]
-    for each in ("e2e_request_latency_seconds", "request_queue_time_seconds", "request_prompt_tokens", "request_params_n"):
+    for each in (
+        "e2e_request_latency_seconds",
+        "request_queue_time_seconds",
+        "request_prompt_tokens",
+        "request_params_n",
+    ):
         assert now[of(f"{each}_count")] == ends, each
     assert now[of("generation_tokens_total")] == stats["generated_tokens"]
     assert now[of("iteration_tokens_total_sum")] == watched.engine.stats()["tick_tokens_total"]
