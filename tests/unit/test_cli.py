@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -97,7 +98,17 @@ def test_plan_command(tiny_folder: Any) -> None:
 def test_doctor_names_every_topic() -> None:
     findings = json.loads(runner.invoke(app, ["doctor", "--json"]).output)
     topics = {finding["topic"] for finding in findings}
-    assert topics == {"python", "torch", "device", "dtype", "attention", "memory", "disk", "model", "extras"}
+    machine = {"python", "torch", "device", "dtype", "compiler", "memory", "disk"}
+    assert topics == machine | {"runner", "attention", "model", "extras"}
+
+
+def test_doctor_says_what_a_missing_compiler_costs() -> None:
+    code = "import json; from helios.serve.doctor import examine; print(json.dumps([vars(f) for f in examine()]))"
+    bare = {**{k: v for k, v in os.environ.items() if k != "CC"}, "PATH": "", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=bare, check=True)
+    told = {finding["topic"]: finding for finding in json.loads(done.stdout)}
+    assert "no C compiler" in told["compiler"]["found"] and "eager" in told["compiler"]["advice"]
+    assert told["runner"]["found"].startswith("eager") and "no C compiler" in told["runner"]["found"]
 
 
 def test_export_check_of_this_checkout() -> None:
