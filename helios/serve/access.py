@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from helios.serve.doorman import clean_path
+from helios.serve.metrics import log
 
 __all__ = ["AccessLog", "LONGEST", "LogWriter", "QUIET", "account", "entry", "line"]
 LONGEST = 200  # characters kept of what a client chose
@@ -124,7 +125,10 @@ class AccessLog:
         try:
             await self.app({**scope, "helios.note": note}, receive, noting)
         finally:
-            self._tell(entry(scope, note, time.perf_counter() - begun))
+            try:
+                self._tell(entry(scope, note, time.perf_counter() - begun))
+            except Exception:
+                log.exception("a request's line could not be written")
 
     def _tell(self, told: dict[str, Any]) -> None:
         path, status = told["path"], told["status"]
