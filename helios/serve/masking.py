@@ -17,18 +17,6 @@ from helios.serve.trial import GrammarError, LongestMatch, Vocabulary
 __all__ = ["AfterThoughts", "Alphabet", "ExactSpelling", "GrammarConstraint", "vocabulary_of"]
 
 
-def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, stops: tuple[int, ...]) -> Vocabulary:
-    """The text of each of a model's `vocab_size` ids. Control tokens and padding are no text, so they have none.
-
-    `stops` are the ids that end a text. A model without one gets an id of its own behind the vocabulary, which is never
-    sampled: then only a grammar's own end ends a text.
-    """
-    ends = tuple(sorted({stop for stop in stops if 0 <= stop < vocab_size})) or (vocab_size,)
-    silent = {number for number in range(tokenizer.vocab_size) if tokenizer.is_special(number)} | set(ends)
-    texts = (b"" if number in silent else tokenizer.token_bytes(number) for number in range(max(vocab_size, *ends) + 1))
-    return Vocabulary(tuple(texts)[: max(vocab_size, ends[-1] + 1)], ends)
-
-
 class ExactSpelling:
     """Spells a text in the tokenizer's own ids, if their bytes are those of the text, else in any that are.
 
@@ -43,6 +31,18 @@ class ExactSpelling:
         tokens = self._tokens
         exact = all(number < len(tokens) for number in ids) and b"".join(tokens[number] for number in ids) == text
         return ids if exact else self._other(text)
+
+
+def vocabulary_of(tokenizer: Tokenizer, vocab_size: int, stops: tuple[int, ...]) -> Vocabulary:
+    """The text of each of a model's `vocab_size` ids. Control tokens and padding are no text, so they have none.
+
+    `stops` are the ids that end a text. A model without one gets an id of its own behind the vocabulary, which is never
+    sampled: then only a grammar's own end ends a text.
+    """
+    ends = tuple(sorted({stop for stop in stops if 0 <= stop < vocab_size})) or (vocab_size,)
+    silent = {number for number in range(tokenizer.vocab_size) if tokenizer.is_special(number)} | set(ends)
+    texts = (b"" if number in silent else tokenizer.token_bytes(number) for number in range(max(vocab_size, *ends) + 1))
+    return Vocabulary(tuple(texts)[: max(vocab_size, ends[-1] + 1)], ends)
 
 
 class Alphabet:

@@ -38,26 +38,6 @@ __all__ = [
 ]
 
 
-class LongestMatch:
-    """Spells a text in ids, the longest token first: some spelling, where the tokenizer's own is not at hand."""
-
-    def __init__(self, tokens: Sequence[bytes]) -> None:
-        self._ids = {spelled: number for number, spelled in reversed(list(enumerate(tokens))) if spelled}
-        self._longest = max(map(len, self._ids), default=1)
-
-    def __call__(self, text: bytes) -> list[int]:
-        ids: list[int] = []
-        while text:
-            piece = text[: self._longest]
-            while piece and piece not in self._ids:
-                piece = piece[:-1]
-            if not piece:
-                break
-            ids.append(self._ids[piece])
-            text = text[len(piece) :]
-        return ids
-
-
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
     """A model's ids as a grammar sees them: the bytes of each, b"" for ids that are no text; `stops` end the text."""
@@ -79,6 +59,26 @@ class Vocabulary:
                 return spell(text if isinstance(text, bytes) else text.encode())
 
         return LLTokenizer(TokenizerWrapper(Wrapped()), eos_token=list(self.stops))
+
+
+class LongestMatch:
+    """Spells a text in ids, the longest token first: some spelling, where the tokenizer's own is not at hand."""
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        self._ids = {spelled: number for number, spelled in reversed(list(enumerate(tokens))) if spelled}
+        self._longest = max(map(len, self._ids), default=1)
+
+    def __call__(self, text: bytes) -> list[int]:
+        ids: list[int] = []
+        while text:
+            piece = text[: self._longest]
+            while piece and piece not in self._ids:
+                piece = piece[:-1]
+            if not piece:
+                break
+            ids.append(self._ids[piece])
+            text = text[len(piece) :]
+        return ids
 
 
 LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=20_000)
@@ -147,6 +147,14 @@ def serve_trials() -> None:
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_REAL, 0)
         print(json.dumps({"error": error}), flush=True)
+
+
+def run_trials() -> None:
+    """Serve trials in a thread with a small stack."""
+    threading.stack_size(STACK)
+    worker = threading.Thread(target=serve_trials)
+    worker.start()
+    worker.join()
 
 
 class TrialLost(Exception):
@@ -222,11 +230,3 @@ class Trial:
                 with suppress(OSError):
                     pipe.close()
         self._process.wait()
-
-
-def run_trials() -> None:
-    """Serve trials in a thread with a small stack."""
-    threading.stack_size(STACK)
-    worker = threading.Thread(target=serve_trials)
-    worker.start()
-    worker.join()
