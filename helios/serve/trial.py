@@ -12,13 +12,12 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
-
-import helios
 
 __all__ = [
     "GrammarError",
@@ -175,8 +174,9 @@ class Trial:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        package = Path(helios.__path__[0])
-        command = [sys.executable, "-P", "-c", START, str(package.parent)]
+        package = find_spec("helios")
+        assert package is not None and package.origin is not None
+        command = [sys.executable, "-P", "-c", START, str(Path(package.origin).parents[1])]
         self._ended = False
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
