@@ -33,7 +33,7 @@ View = TypeVar("View", bound=SeqView)
 
 @dataclass(frozen=True, slots=True)
 class TickPlan(Generic[View]):
-    """(view, tokens) for each sequence served in a tick: generating ones first, one token each, then prompts' chunks."""
+    """(view, tokens) of each sequence served in a tick: generating ones first, one token each, then prompts' chunks."""
 
     shares: tuple[tuple[View, int], ...] = ()
 
@@ -54,7 +54,7 @@ def plan_tick(running: Seq[View], budget: int, now: float) -> TickPlan[View]:
     Bounds. A tick never holds more than `budget` tokens. With G generating sequences and a budget of two or more, each
     gets a token at least once in every ceil(G / floor(budget / 2)) ticks: in every tick while G ≤ budget / 2. The
     oldest unfinished prompt is served at the latest by the first tick that starts 0.1 s after its last progress; no
-    later arrival overtakes it, but for those that take what it may not have scored. A budget of one token goes by turns.
+    later arrival overtakes it, but for those that take what it may not have scored. A budget of one goes by turns.
     """
     generating: list[View] = []
     prompts: list[View] = []
