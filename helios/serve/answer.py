@@ -10,50 +10,37 @@ from collections.abc import AsyncIterator
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from helios.serve.choice import Choice, Usage
 from helios.serve.errors import translate
 from helios.serve.exchange import ClientGone, Exchange, unless_gone
 from helios.serve.protocol import StreamOptions
-from helios.serve.wire import DONE, Choice, Usage, Wire, frame
+from helios.serve.wire import DONE, Wire, frame
 
 __all__ = ["EventStream", "Framer", "STREAM_HEADERS", "answer", "echo_only", "frames", "log", "whole_answer"]
 log = logging.getLogger("helios.serve")
 
 
-async def whole_answer(exchange: Exchange, wire: Wire, echoes: list[str]) -> JSONResponse:
-    """Wait for every choice and answer once. `echoes[i]` is put before choice i's text."""
-    choices = [Choice(index, text) for index, text in enumerate(echoes)]
+async def whole_answer(exchange: Exchange, wire: Wire, count: int) -> JSONResponse:
+    """Wait for all of `count` choices and answer once."""
+    choices = [Choice(index) for index in range(count)]
     async for fresh in exchange.pieces():
         for piece in fresh:
-            choice = choices[piece.index]
-            choice.text += piece.text
-            choice.token_ids += piece.token_ids
-            choice.logprobs += piece.logprobs
-            choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
+            choices[piece.index].then(piece)
     return JSONResponse(wire.answer(choices, exchange.usage))
 
 
 class Framer:
-    """Turns pieces into frames and remembers which choices were opened."""
+    """Turns pieces into frames. `begun`: whether there has been one."""
 
-    def __init__(self, wire: Wire, echoes: list[str], options: StreamOptions) -> None:
-        self.wire, self.echoes, self.options = wire, echoes, options
-        self.opened: set[int] = set()
-
-    def _worth_a_frame(self, piece: Choice) -> bool:
-        asked_for = self.wire.with_ids or (self.wire.with_logprobs and piece.logprobs)
-        return bool(piece.text or piece.finish_reason or asked_for)
+    def __init__(self, wire: Wire, options: StreamOptions) -> None:
+        self.wire, self.options, self.begun = wire, options, False
 
     def write(self, fresh: list[Choice], usage: Usage) -> bytes:
         """The frames of the pieces that came together, b"" if none is worth one."""
         running = usage if self.options.continuous_usage_stats else None
-        out = b""
-        for piece in filter(self._worth_a_frame, fresh):
-            if piece.index not in self.opened:
-                self.opened.add(piece.index)
-                piece.text = self.echoes[piece.index] + piece.text
-                if opening := self.wire.opening(piece.index):
-                    out += self.wire.chunk(opening, running)
-            out += self.wire.chunk([self.wire.piece(piece)], running)
+        chunk, pieces = self.wire.chunk, self.wire.pieces
+        out = b"".join([chunk([piece], running) for choice in fresh for piece in pieces(choice)])
+        self.begun = self.begun or bool(out)
         return out
 
     def end(self, usage: Usage) -> bytes:
@@ -70,7 +57,7 @@ async def frames(exchange: Exchange, framer: Framer) -> AsyncIterator[bytes]:
         if out := framer.end(exchange.usage):
             yield out
     except Exception as error:
-        if not framer.opened:
+        if not framer.begun:
             raise
         known = translate(error)
         if known.code == "internal_error":
@@ -109,29 +96,26 @@ class EventStream(Response):
 
 
 async def answer(
-    receive: Receive, exchange: Exchange, wire: Wire, echoes: list[str], stream: StreamOptions | None
+    receive: Receive, exchange: Exchange, wire: Wire, count: int, stream: StreamOptions | None
 ) -> Response:
     """Submit the exchange's jobs and answer, streamed if `stream` is given. Raises what submitting raises."""
     try:
         exchange.__enter__()
         if stream is None:
-            return await unless_gone(receive, whole_answer(exchange, wire, echoes))
-        rest = frames(exchange, Framer(wire, echoes, stream))
+            return await unless_gone(receive, whole_answer(exchange, wire, count))
+        rest = frames(exchange, Framer(wire, stream))
         first = await unless_gone(receive, anext(rest))
         return EventStream(exchange, first, rest)
-    except ClientGone:
-        exchange.close()
-        return Response(status_code=499)
     except BaseException:
         exchange.close()
         raise
 
 
-def echo_only(wire: Wire, usage: Usage, echoes: list[str], stream: StreamOptions | None) -> Response:
+def echo_only(wire: Wire, usage: Usage, count: int, stream: StreamOptions | None) -> Response:
     """The answer to `echo` with `max_tokens: 0`: the prompts and nothing computed, streamed if `stream` is given."""
-    choices = [Choice(index, text, finish_reason="length") for index, text in enumerate(echoes)]
+    choices = [Choice(index, finish_reason="length") for index in range(count)]
     if stream is None:
         return JSONResponse(wire.answer(choices, usage))
-    framer = Framer(wire, [""] * len(echoes), stream)
+    framer = Framer(wire, stream)
     body = framer.write(choices, usage) + framer.end(usage) + DONE
     return Response(body, headers=STREAM_HEADERS, media_type=EventStream.media_type)

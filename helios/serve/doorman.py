@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from helios.serve.openapi import finished
 
 __all__ = ["App", "Doorman", "clean_path", "request_id"]
 
@@ -17,6 +20,10 @@ class App(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
         """The framework's layers, and ours around them."""
         return Doorman(super().build_middleware_stack())
+
+    def openapi(self) -> dict[str, Any]:
+        """What may be asked, and what is answered, as an OpenAPI document."""
+        return finished(super().openapi())
 
 
 class Doorman:

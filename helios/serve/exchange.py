@@ -14,8 +14,8 @@ from helios.engine.job import Job, JobEvent
 from helios.engine.scheduler import Scheduler
 from helios.engine.sequence import Request
 from helios.engine.worker import EngineDead
+from helios.serve.choice import Choice, Usage
 from helios.serve.errors import APIError, unavailable
-from helios.serve.wire import Choice, Usage
 
 __all__ = ["Box", "ClientGone", "Exchange", "Mailroom", "T", "unless_gone"]
 Box = asyncio.Queue[tuple[Job, JobEvent]]
@@ -53,21 +53,29 @@ class Mailroom:
 
 
 class Exchange:
-    """The jobs of one HTTP request. Use as a context manager: leaving it cancels what is unfinished."""
+    """The jobs of one HTTP request. Use as a context manager: leaving it cancels what is unfinished.
 
-    def __init__(self, scheduler: Scheduler, mail: Mailroom, requests: list[Request]) -> None:
+    `jobs`, `usage` and `reasons` (choice → why it ended) can be read when all is over. `only_scores`: the prompts'
+    scores are wanted and not the token that the engine says after them.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, mail: Mailroom, requests: list[Request], *, only_scores: bool = False
+    ) -> None:
         self._scheduler, self._mail, self.requests = scheduler, mail, requests
+        self._only_scores = only_scores
         self._box: Box = asyncio.Queue()
         self._first = {request.id: position * request.params.n for position, request in enumerate(requests)}
         self._open = sum(request.params.n for request in requests)
-        self._jobs: list[Job] = []
+        self.jobs: list[Job] = []
+        self.reasons: dict[int, str] = {}
         self.usage = Usage(prompt=sum(len(request.prompt_ids) for request in requests))
 
     def __enter__(self) -> Self:
         try:
             for request in self.requests:
                 self._mail.open(request.id, self._box)
-                self._jobs.append(self._scheduler.submit(request))
+                self.jobs.append(self._scheduler.submit(request))
         except BaseException:
             self.close()
             raise
@@ -81,7 +89,7 @@ class Exchange:
         for request in self.requests:
             self._mail.close(request.id)
         if self._open:
-            for job in self._jobs:
+            for job in self.jobs:
                 job.cancel()
 
     async def pieces(self) -> AsyncIterator[list[Choice]]:
@@ -96,18 +104,27 @@ class Exchange:
             yield list(fresh.values())
 
     def _add(self, job: Job, event: JobEvent, fresh: dict[int, Choice]) -> None:
-        if event.error is not None:
-            raise self._failure(event.error)
         index = self._first[job.id] + event.index
-        choice = fresh.setdefault(index, Choice(index))
-        choice.text += event.text
-        choice.token_ids += event.token_ids
-        choice.logprobs += [entry for entry in event.logprobs if entry is not None]
-        self.usage.completion += len(event.token_ids)
+        if event.error is not None:
+            self.reasons[index] = "error"
+            raise self._failure(event.error)
+        choice = fresh.get(index)
+        if choice is None:
+            choice = fresh[index] = Choice(index)
+        if event.prompt_logprobs is not None:
+            choice.scores = event.prompt_logprobs
+        if not self._only_scores:
+            choice.text += event.text
+            choice.token_ids += event.token_ids
+            choice.logprobs += [entry for entry in event.logprobs if entry is not None]
+            self.usage.completion += len(event.token_ids)
         if event.finish_reason is not None:
             choice.finish_reason, choice.stop_reason = event.finish_reason, event.stop_reason
+            if self._only_scores:
+                choice.finish_reason, choice.stop_reason = "length", None
+            self.reasons[index] = choice.finish_reason or ""
             self._open -= 1
-            self.usage.cached = sum(each.cached_tokens for each in self._jobs)
+            self.usage.cached = sum(each.cached_tokens for each in self.jobs)
 
     def _failure(self, error: str) -> APIError:
         try:
@@ -123,8 +140,12 @@ class Exchange:
 T = TypeVar("T")
 
 
-class ClientGone(Exception):
-    """The client closed the connection before its answer was complete."""
+class ClientGone(APIError):
+    """The client closed the connection before its answer was complete: 499, which nobody reads but the log."""
+
+    def __init__(self) -> None:
+        message = "The client left before its answer was complete."
+        super().__init__(499, message, "invalid_request_error", "client_closed_request")
 
 
 async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:

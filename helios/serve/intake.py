@@ -12,10 +12,21 @@ from fastapi import Request as HTTPRequest
 from starlette.requests import ClientDisconnect
 
 from helios.model.tokenizer import Tokenizer
+from helios.serve.body import parse_json
 from helios.serve.errors import APIError, bad_request, unavailable
-from helios.serve.protocol import parse_json
+from helios.serve.exchange import ClientGone
 
-__all__ = ["MAX_BODY_BYTES", "TextThreads", "hopeless", "longest_token", "prompt_ids", "read_body", "tail", "too_long"]
+__all__ = [
+    "MAX_BODY_BYTES",
+    "TextThreads",
+    "hopeless",
+    "known_ids",
+    "longest_token",
+    "prompt_ids",
+    "read_body",
+    "tail",
+    "too_long",
+]
 MAX_BODY_BYTES = 4 * 1024 * 1024
 
 
@@ -33,8 +44,7 @@ async def read_body(request: HTTPRequest, limit: int = MAX_BODY_BYTES) -> dict[s
                 message = f"The body is larger than {limit} bytes."
                 raise APIError(413, message, "invalid_request_error", "request_too_large")
     except ClientDisconnect:
-        message = "The client left before its request was complete."
-        raise APIError(499, message, "invalid_request_error", "client_closed_request") from None
+        raise ClientGone from None
     return parse_json(bytes(raw))
 
 
@@ -89,11 +99,16 @@ def prompt_ids(prompt: str | list[int], add_special_tokens: bool, tokenizer: Tok
     ids = tokenizer.encode(prompt, add_special_tokens=add_special_tokens) if isinstance(prompt, str) else prompt
     if not ids:
         raise bad_request("`prompt` must hold at least one token.", "prompt")
-    if bad := [token for token in ids if token >= tokenizer.vocab_size]:
-        raise bad_request(f"Token id {bad[0]} is outside the vocabulary of {tokenizer.vocab_size}.", "prompt")
+    known_ids(ids, tokenizer, "prompt")
     return ids
 
 
-def tail(ids: list[int], count: int | None) -> list[int]:
-    """The last `count` ids, all of them for None."""
-    return ids if count is None else ids[-count:]
+def known_ids(ids: list[int], tokenizer: Tokenizer, param: str) -> None:
+    """Raises a 400 for an id that no token has."""
+    if bad := [token for token in ids if token >= tokenizer.vocab_size]:
+        raise bad_request(f"Token id {bad[0]} is outside the vocabulary of {tokenizer.vocab_size}.", param)
+
+
+def tail(ids: list[int], count: int | None, room: int) -> list[int]:
+    """The last `count` ids: all of them for None, and for -1 as many as there is `room` for."""
+    return ids if count is None else ids[-max(room, 1) if count == -1 else -count :]

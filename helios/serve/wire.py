@@ -8,120 +8,29 @@ refusal in the shape that clients unwrap.
 
 from __future__ import annotations
 
-import codecs
 import json
 import time
 import uuid
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from helios.model.sampling import TokenLogprob
 from helios.model.tokenizer import Tokenizer
+from helios.serve.choice import Choice, Usage
+from helios.serve.logprobs import Offsets, chat_logprobs, completion_logprobs, prompt_scores
 
-__all__ = [
-    "ChatWire",
-    "Choice",
-    "CompletionWire",
-    "DONE",
-    "FLOOR",
-    "Offsets",
-    "Usage",
-    "Wire",
-    "chat_logprobs",
-    "completion_logprobs",
-    "frame",
-]
+__all__ = ["ChatWire", "CompletionWire", "DONE", "Echo", "Wire", "encode", "frame"]
+
+encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def frame(payload: dict[str, Any]) -> bytes:
     """One server-sent event: a single `data: ` line and a blank one."""
-    return b"data: " + json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return f"data: {encode(payload)}\n\n".encode()
 
 
 DONE = b"data: [DONE]\n\n"
-
-
-@dataclass
-class Choice:
-    """One choice of an answer as it grows."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-
-
-@dataclass
-class Usage:
-    """Tokens of one answer: every prompt counted once, every generated id counted."""
-
-    prompt: int = 0
-    completion: int = 0
-    cached: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        """The `usage` object."""
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-        }
-
-
-FLOOR = -9999.0
-
-
-def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
-    raw = tokenizer.token_bytes(token_id)
-    return {"token": raw.decode("utf-8", "replace"), "logprob": max(logprob, FLOOR), "bytes": list(raw)}
-
-
-def chat_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprob]) -> dict[str, Any]:
-    """`{"content": [...]}`, one entry per token with its alternatives."""
-    content = []
-    for entry in entries:
-        top = [_entry(tokenizer, token, value) for token, value in entry.top]
-        content.append({**_entry(tokenizer, entry.token_id, entry.logprob), "top_logprobs": top})
-    return {"content": content}
-
-
-def _alternatives(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for token, value in [*entry.top, (entry.token_id, entry.logprob)]:
-        found.setdefault(_entry(tokenizer, token, 0.0)["token"], max(value, FLOOR))
-    return found
-
-
-def completion_logprobs(tokenizer: Tokenizer, entries: list[TokenLogprob], offsets: list[int]) -> dict[str, Any]:
-    """Four lists of equal length; `offsets` says where each token begins in the answer's text."""
-    tokens = [_entry(tokenizer, entry.token_id, entry.logprob)["token"] for entry in entries]
-    logprobs = [max(entry.logprob, FLOOR) for entry in entries]
-    top = [_alternatives(tokenizer, entry) for entry in entries]
-    return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
-
-
-class Offsets:
-    """Where the tokens of one choice begin in its text, piece by piece: the same whole or streamed."""
-
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool) -> None:
-        self._tokenizer, self._skip_special = tokenizer, skip_special
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._decoded, self._released = 0, 0
-        self._held: list[tuple[TokenLogprob, int]] = []
-
-    def take(self, piece: Choice) -> tuple[list[TokenLogprob], list[int]]:
-        """The tokens whose offset is now certain, and their offsets; all that are left when the choice ends."""
-        for entry in piece.logprobs:
-            self._held.append((entry, self._decoded))
-            if not (self._skip_special and self._tokenizer.is_special(entry.token_id)):
-                self._decoded += len(self._utf8.decode(self._tokenizer.token_bytes(entry.token_id)))
-        self._released += len(piece.text)
-        certain = sum(piece.finish_reason is not None or start <= self._released for _, start in self._held)
-        ready, self._held = self._held[:certain], self._held[certain:]
-        return [entry for entry, _ in ready], [min(start, self._released) for _, start in ready]
 
 
 class Wire:
@@ -144,50 +53,117 @@ class Wire:
             token_ids,
             skip_special,
         )
-        self._offsets: dict[int, Offsets] = {}
         self.head = {"id": self.prefix + uuid.uuid4().hex, "created": int(time.time()), "model": model}
+
+    @cached_property
+    def _frame_head(self) -> str:
+        return "data: " + encode({**self.head, "object": self.part})[:-1] + ',"choices":'
+
+    def pieces(self, choice: Choice) -> list[dict[str, Any]]:
+        """What a choice's stream carries next, each for a frame of its own."""
+        raise NotImplementedError
 
     def whole_choice(self, choice: Choice) -> dict[str, Any]:
         """A finished choice as it stands in a whole answer."""
         raise NotImplementedError
 
-    def piece(self, choice: Choice) -> dict[str, Any]:
-        """The next piece of a choice's stream."""
-        raise NotImplementedError
-
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        """What a choice's stream starts with, before its first text."""
-        return []
+    def usage(self, usage: Usage) -> dict[str, Any]:
+        """The `usage` object."""
+        return usage.as_json()
 
     def answer(self, choices: list[Choice], usage: Usage) -> dict[str, Any]:
         """The whole answer of a request that does not stream."""
         shaped = [self.whole_choice(choice) for choice in choices]
-        return {**self.head, "object": self.whole, "choices": shaped, "usage": usage.as_json()}
+        return {**self.head, "object": self.whole, "choices": shaped, "usage": self.usage(usage)}
 
     def chunk(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> bytes:
         """One event of a stream."""
-        payload = {**self.head, "object": self.part, "choices": choices}
-        return frame(payload if usage is None else {**payload, "usage": usage.as_json()})
+        counted = "" if usage is None else f',"usage":{encode(self.usage(usage))}'
+        return f"{self._frame_head}{encode(choices)}{counted}}}\n\n".encode()
 
     def _ending(self, choice: Choice) -> dict[str, Any]:
-        ids = {"token_ids": choice.token_ids} if self.with_ids else {}
-        return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason, **ids}
+        ending: dict[str, Any] = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        if self.with_ids:
+            ending["token_ids"] = choice.token_ids
+        return ending
+
+    def _worth_telling(self, choice: Choice) -> bool:
+        return bool(choice.text or choice.finish_reason or self.with_ids or (self.with_logprobs and choice.logprobs))
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A prompt that comes back before the answer: its text, and its ids where they are to be scored."""
+
+    text: str
+    ids: Sequence[int] = ()
 
 
 class CompletionWire(Wire):
-    """`/v1/completions`."""
+    """`/v1/completions`. `echoes`: one per prompt, each for `n` choices in a row; none without `echo`."""
 
-    def piece(self, choice: Choice) -> dict[str, Any]:
-        """The next piece of a choice's stream."""
-        logprobs = None
-        if self.with_logprobs:
-            offsets = self._offsets.setdefault(choice.index, Offsets(self.tokenizer, self.skip_special))
-            logprobs = completion_logprobs(self.tokenizer, *offsets.take(choice))
-        return {"index": choice.index, "text": choice.text, "logprobs": logprobs, **self._ending(choice)}
+    def __init__(
+        self, model: str, tokenizer: Tokenizer, *, echoes: Sequence[Echo] = (), n: int = 1, **kind: bool
+    ) -> None:
+        super().__init__(model, tokenizer, **kind)
+        self.echoes, self.n = echoes, n
+        self._offsets: dict[int, Offsets] = {}
+        self._scored: dict[int, dict[str, Any]] = {}
+        self._waiting: dict[int, Choice] = {}
+        self._begun: set[int] = set()
+
+    def pieces(self, choice: Choice) -> list[dict[str, Any]]:
+        """What a choice's stream carries next, after the prompt if that is to be echoed."""
+        if not self.echoes:
+            return [self._piece(choice)] if self._worth_telling(choice) else []
+        if self.with_logprobs and not self._have_scores(choice):
+            return []
+        ready = [choice, *self._released(choice)] if choice.scores else [choice]
+        return [piece for each in ready if (piece := self._echoed(each)) is not None]
 
     def whole_choice(self, choice: Choice) -> dict[str, Any]:
         """A finished choice as it stands in a whole answer."""
-        return self.piece(choice)
+        (piece, *_) = self.pieces(choice)
+        return piece
+
+    def _have_scores(self, choice: Choice) -> bool:
+        prompt = choice.index // self.n
+        if choice.scores is not None:
+            echo = self.echoes[prompt]
+            self._scored[prompt] = prompt_scores(self.tokenizer, echo.ids, choice.scores, echo.text)
+        elif prompt not in self._scored:
+            waiting = self._waiting.setdefault(choice.index, choice)
+            if waiting is not choice:
+                waiting.then(choice)
+        return prompt in self._scored
+
+    def _released(self, choice: Choice) -> list[Choice]:
+        first = choice.index - choice.index % self.n
+        return [self._waiting.pop(index) for index in range(first, first + self.n) if index in self._waiting]
+
+    def _echoed(self, choice: Choice) -> dict[str, Any] | None:
+        if choice.index in self._begun:
+            return self._piece(choice) if self._worth_telling(choice) else None
+        if not (self._worth_telling(choice) or choice.index // self.n in self._scored):
+            return None
+        self._begun.add(choice.index)
+        prompt = choice.index // self.n
+        text = self.echoes[prompt].text
+        self._offsets[choice.index] = Offsets(self.tokenizer, self.skip_special, len(text))
+        piece = self._piece(choice)
+        piece["text"] = text + piece["text"]
+        if (told := self._scored.get(prompt)) is not None:
+            piece["logprobs"] = {name: told[name] + piece["logprobs"][name] for name in told}
+        return piece
+
+    def _piece(self, choice: Choice) -> dict[str, Any]:
+        logprobs = None
+        if self.with_logprobs:
+            offsets = self._offsets.get(choice.index)
+            if offsets is None:
+                offsets = self._offsets[choice.index] = Offsets(self.tokenizer, self.skip_special)
+            logprobs = completion_logprobs(self.tokenizer, *offsets.take(choice))
+        return {"index": choice.index, "text": choice.text, "logprobs": logprobs, **self._ending(choice)}
 
 
 class ChatWire(Wire):
@@ -195,17 +171,29 @@ class ChatWire(Wire):
 
     prefix, whole, part = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        """The role, before the first text."""
+    def __init__(self, model: str, tokenizer: Tokenizer, **kind: bool) -> None:
+        super().__init__(model, tokenizer, **kind)
+        self._begun: set[int] = set()
+
+    def _begin(self, index: int) -> list[dict[str, Any]]:
+        """The role, before a choice's first text; nothing the second time."""
+        if index in self._begun:
+            return []
+        self._begun.add(index)
         delta = {"role": "assistant", "content": ""}
         return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
 
-    def piece(self, choice: Choice) -> dict[str, Any]:
-        """The next piece of a choice's stream."""
+    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
+        return chat_logprobs(self.tokenizer, choice.logprobs) if self.with_logprobs and choice.logprobs else None
+
+    def pieces(self, choice: Choice) -> list[dict[str, Any]]:
+        """What a choice's stream carries next, after the role."""
+        if not self._worth_telling(choice):
+            return []
         delta = {"content": choice.text} if choice.text else {}
-        wanted = self.with_logprobs and choice.logprobs
-        logprobs = chat_logprobs(self.tokenizer, choice.logprobs) if wanted else None
-        return {"index": choice.index, "delta": delta, "logprobs": logprobs, **self._ending(choice)}
+        logprobs = self._logprobs(choice) if self.with_logprobs else None
+        piece = {"index": choice.index, "delta": delta, "logprobs": logprobs, **self._ending(choice)}
+        return [piece] if choice.index in self._begun else [*self._begin(choice.index), piece]
 
     def whole_choice(self, choice: Choice) -> dict[str, Any]:
         """A finished choice as it stands in a whole answer."""

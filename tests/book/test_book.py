@@ -85,7 +85,7 @@ def test_a_notebook_begins_with_title_summary_links_and_setup(path: Path) -> Non
 
 # Notebooks that have outgrown the form and are to be split into two chapters: cells, and lines of the median code cell.
 LONG = {"04_sampling": (115, 8), "10_continuous_batching": (145, 13), "19_structured": (130, 9)}
-LONG |= {"11_scheduler": (111, 8), "22_launch": (123, 9)}
+LONG |= {"11_scheduler": (111, 8), "22_launch": (123, 9), "17_wire": (130, 9), "20_server": (150, 12)}
 
 
 @each_notebook

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from helios.serve.body import MAX_DEPTH, parse_json
 from helios.serve.errors import APIError
 from helios.serve.intake import TextThreads, hopeless, longest_token, read_body
-from helios.serve.protocol import MAX_DEPTH, parse_json
 from tests.server.conftest import Running, events
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
@@ -172,7 +172,7 @@ def test_unexpected_errors_carry_an_id_too(served: Running, monkeypatch: pytest.
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("in /secret/place")
 
-    monkeypatch.setattr("helios.serve.app.Service.check_model", broken)
+    monkeypatch.setattr("helios.serve.service.Service.check_model", broken)
     answer = served.client.post(COMPLETE, json={"prompt": "a"}, headers={"x-request-id": "mine-2"})
     assert answer.status_code == 500 and "secret" not in answer.text
     assert answer.headers.get_list("x-request-id") == ["mine-2"]

@@ -34,7 +34,11 @@ BAD_CHATS: list[tuple[str, Any]] = [
     ("messages", [{"content": "no role"}]), ("messages", [{"role": "user", "content": 5}]),
     ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
     ("chat_template_kwargs", {"messages": []}), ("chat_template", "{{ 1 }}"),
-    ("response_format", {"type": "json_object"}),
+    ("response_format", {"type": "xml"}), ("response_format", {"type": "json_schema"}), ("response_format", "json"),
+    ("guided_regex", 5), ("guided_choice", []), ("structured_outputs", {"regex": "("}), ("structured_outputs", []),
+    ("tools", [{"type": "function"}]), ("tools", {}), ("tool_choice", "auto"), ("tool_choice", "required"),
+    ("tool_choice", 5), ("parallel_tool_calls", "yes"), ("truncate_prompt_tokens", 0), ("truncate_prompt_tokens", -2),
+    ("spaces_between_special_tokens", 1), ("reasoning_effort", "enormous"), ("prompt_logprobs", 1),
 ]  # fmt: skip
 
 
