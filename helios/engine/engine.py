@@ -9,8 +9,6 @@ runs one forward, samples and commits.
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor
 
@@ -20,7 +18,7 @@ from helios.engine.constraint import ConstraintError, MaskPool
 from helios.engine.residents import Residents
 from helios.engine.runner import Batch, ModelRunner, Runner, pack
 from helios.engine.sequence import Request, Sequence, TokenEvent
-from helios.engine.tick import SeqView, TickPlan, plan_tick
+from helios.engine.tick import TickPlan, plan_tick
 from helios.kv.paged import PagedKVCache
 from helios.kv.pages import PagePool
 from helios.kv.prefix import PrefixCache
@@ -65,8 +63,8 @@ class Engine(Residents):
         self.runner: Runner = runner or ModelRunner(model, cache)
         self.tokenizer = tokenizer
         self.report = report or {}
-        self.last_plan = TickPlan()
-        self._served: list[Sequence] = []
+        self.last_plan: TickPlan[Sequence] = TickPlan()
+        self._served: tuple[tuple[Sequence, int], ...] = ()
         self._masks = MaskPool()
 
     def _inspect(self, batch: Batch, logits: Tensor) -> list[TokenEvent]:
@@ -109,40 +107,53 @@ class Engine(Residents):
     def _commit(self, batch: Batch, logits: Tensor) -> list[TokenEvent]:
         """Sample a token for each row [R, V] of those who are due; append it, tell of it, let the done leave."""
         events: list[TokenEvent] = []
+        endings: list[TokenEvent] = []  # without a token
         drawn = sample(logits, [seq.row for seq in batch.sampled])
         for seq, token, logprob in zip(batch.sampled, drawn.ids, drawn.logprobs, strict=True):
-            if seq.finish_reason == "error":
-                continue  # its request failed above
-            if token < 0:
-                events += self._fail(seq, NOT_FINITE)
+            if token < 0 or seq.finish_reason is not None:
+                endings += self._end_without_token(seq, token)
                 continue
             first = not seq.output_ids
             if first and not seq.index:
-                self._publish(seq)
-                self._fork(seq)
-            if seq.finish_reason is not None:  # its constraint allows nothing
-                token, logprob = -1, None
-            else:
-                try:
-                    seq.append(token)
-                except ConstraintError as error:
-                    events += self._fail(seq, str(error))
-                    continue
+                self._begin(seq)
+            try:
+                seq.append(token)
+            except ConstraintError as error:
+                endings += self._fail(seq, str(error))
+                continue
             event = seq.event(token, logprob)
+            events.append(event)
             if first:
                 event.prompt_logprobs, seq.scores = seq.scores, None
-            events.append(event)
-            if seq.finish_reason:
+            if seq.finish_reason is not None:
                 self._leave(seq)
-        return events
+        self._totals["output_tokens"] += len(events)
+        return events + endings
+
+    def _begin(self, seq: Sequence) -> None:
+        """A first choice has its whole prompt computed: offer it to others, and let the other choices start."""
+        self._publish(seq)
+        self._fork(seq)
+
+    def _end_without_token(self, seq: Sequence, token: int) -> list[TokenEvent]:
+        """Its request failed a moment ago (and was told so), or fails now; or its constraint allows nothing more."""
+        if seq.finish_reason == "error":
+            return []
+        if token < 0:
+            return self._fail(seq, NOT_FINITE)
+        if not seq.output_ids and not seq.index:
+            self._begin(seq)
+        event = seq.event(-1)
+        event.prompt_logprobs = seq.scores
+        self._leave(seq)
+        return [event]
 
     @torch.inference_mode()
     def tick(self, now: float) -> list[TokenEvent]:
         """Run one forward for the sequences planned at `now` (seconds, the clock of `Request.arrival_s`)."""
-        for seq in self._served:
+        for seq, _ in self._served:
             seq.last_progress_s = now  # what the last tick did was done by the time this one starts
-        work = self._plan(now)
-        self._served = [seq for seq, _ in work]
+        work = self._served = self._plan(now)
         if not work:
             return []
         batch = pack(work, self._choices)
@@ -154,8 +165,8 @@ class Engine(Residents):
         events = self._inspect(batch, logits) if batch.unfinished or batch.scored else []
         events += self._guide([seq for seq, _ in guided], masks())
         events += self._commit(batch, logits[: len(batch.sampled)])
-        made = sum(event.token_id >= 0 for event in events)
-        self._totals.update(ticks=1, tick_tokens=self.last_plan.tokens, output_tokens=made)
+        self._totals["ticks"] += 1
+        self._totals["tick_tokens"] += len(batch.inputs.token_ids)
         if self.config.debug_checks:
             self.check()
         return events
@@ -170,12 +181,8 @@ class Engine(Residents):
                 for seq in running:
                     if seq.computed < seq.prompt_tokens:
                         self._adopt(self.prefix, seq)
-        views = [
-            SeqView(s.remaining_prompt, s.request.arrival_s, s.last_progress_s, s, s.scores is not None)
-            for s in running
-        ]
-        self.last_plan = plan_tick(views, self.config.prefill_chunk_size, now)
-        return cast("tuple[tuple[Sequence, int], ...]", self.last_plan.shares)
+        self.last_plan = plan_tick(running, self.config.prefill_chunk_size, now)
+        return self.last_plan.shares
 
     def warm_up(self) -> None:
         """Serve one tiny request, so that no user's first token pays for what is set up lazily. Leaves no trace.

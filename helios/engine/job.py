@@ -27,7 +27,7 @@ class Timings:
     finished_s: float | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class JobEvent:
     """News of one choice of a request: what became readable since its last event.
 
@@ -126,7 +126,7 @@ class Choice:
         readable = self._event.text or (self._stream is None and self._event.token_ids)
         if not readable and self._event.finish_reason is None:
             return None
-        event, self._event = self._event, JobEvent(self.index)
+        event, self._event = self._event, JobEvent(self.index, "", [], [])
         self.told = event.finish_reason is not None
         return event
 

@@ -75,38 +75,39 @@ class Batch:
 
 
 def pack(work: Seq[tuple[Sequence, int]], choices: dict[str, list[Sequence]]) -> Batch:
-    """Pack (sequence, tokens) pairs into one pass; `choices` are the live sequences by request id."""
-    total = sum(tokens for _, tokens in work)
+    """Pack (sequence, tokens) pairs into one pass, generating sequences first (as `plan_tick` has them).
+
+    `choices` are the live sequences by request id.
+    """
+    # Hundreds generate and few are prompts: hence whole columns for those, and a loop for these.
+    sampled = [seq for seq, _ in work if seq.computed >= seq.prompt_tokens]
+    prompts, at = work[len(sampled) :], len(sampled)
+    total = at + sum(tokens for _, tokens in prompts)
     token_ids, positions = np.empty(total, np.int64), np.empty(total, np.int64)
-    spans: list[Span] = []
-    sampled: list[Sequence] = []
+    token_ids[:at] = [seq.output_ids[-1] for seq in sampled]
+    positions[:at] = [seq.computed for seq in sampled]
+    spans = [Span(1, seq.computed + 1, seq.pages) for seq in sampled]
+    rows = list(range(at))
     unfinished: list[Sequence] = []
     scored: list[tuple[Sequence, int]] = []
-    rows: list[int] = []
     chunk_rows: list[int] = []
     score_rows: list[int] = []
-    at = 0
-    for seq, tokens in work:
+    for seq, tokens in prompts:
         start, end = seq.computed, seq.computed + tokens
         spans.append(Span(tokens, end, seq.pages))
-        at += tokens
-        if start >= seq.prompt_tokens:  # generating: its newest token
-            token_ids[at - 1], positions[at - 1] = seq.output_ids[-1], start
-            sampled.append(seq)
-            rows.append(at - 1)
-            continue
-        token_ids[at - tokens : at] = seq.prompt[start:end]
-        positions[at - tokens : at] = np.arange(start, end)
+        token_ids[at : at + tokens] = seq.prompt[start:end]
+        positions[at : at + tokens] = np.arange(start, end)
         if seq.scores is not None:  # each token but the prompt's last foretells one of the prompt's
-            foretelling = range(at - tokens, at - tokens + min(end, seq.prompt_tokens - 1) - start)
+            foretelling = range(at, at + min(end, seq.prompt_tokens - 1) - start)
             if foretelling:
                 scored.append((seq, len(foretelling)))
                 score_rows += foretelling
+        at += tokens
         if end < seq.prompt_tokens:
             unfinished.append(seq)
             chunk_rows.append(at - 1)
         else:
-            owners = choices[seq.request.id]
+            owners = choices[seq.request_id]
             sampled += owners
             rows += [at - 1] * len(owners)
     wanted = np.asarray(rows + chunk_rows + score_rows, np.int64)

@@ -163,27 +163,28 @@ class Scheduler(Worker):
 
     def _collect(self, engine: Engine, tokens: list[TokenEvent]) -> None:
         """Turn a tick's tokens into events, one for each choice with news; tell the engine of stop strings."""
-        touched: dict[str, Live] = {}
         now, generated = self._clock(), 0
+        running, outbox = self._running, self._outbox
         for token in tokens:
-            live = self._running.get(token.request_id)
+            live = running.get(token.request_id)
             if live is None:
                 continue  # it failed earlier in this tick
-            touched[token.request_id] = live
-            if live.job.timings.first_token_s is None:
-                self._meter.first(live.job, token, now)
+            job, choice = live.job, live.choices[token.index]
+            if job.timings.first_token_s is None:
+                self._meter.first(job, token, now)
             if token.error is not None:
                 engine.cancel(token.request_id)
                 self._end(token.request_id, "error", token.error)
                 continue
             generated += token.token_id >= 0
-            if live.choices[token.index].push(token):
+            if choice.push(token):
                 engine.finish(token.request_id, token.index, "stop")
+            if (event := choice.take()) is not None:
+                outbox.append((job, event))
+                live.told += choice.told
+                if live.told == len(live.choices):
+                    self._forget(token.request_id, "finished")
         self._meter.generated(generated, now)
-        for job_id, live in touched.items():
-            self._outbox += live.take()
-            if live.told == len(live.choices):
-                self._forget(job_id, "finished")
 
     def _end(self, job_id: str, reason: str, error: str | None = None) -> None:
         """Forget a job, and send the last events of its open choices; nothing happens when it has ended before."""

@@ -81,6 +81,7 @@ class Sequence:
 
     def __init__(self, request: Request, index: int, *, max_tokens: int, seed: int, stop_ids: frozenset[int]) -> None:
         self.request, self.index, self.max_tokens, self.stop_ids = request, index, max_tokens, stop_ids
+        self.request_id, self.arrival_s = request.id, request.arrival_s
         self.prompt = np.asarray(request.prompt_ids, dtype=np.int64)
         self.prompt_tokens = len(request.prompt_ids)
         self.output_ids: list[int] = []
@@ -92,8 +93,8 @@ class Sequence:
         self.last_progress_s = request.arrival_s
         self.constraint = ask(request.constraint.fork) if request.constraint is not None else None
         self.complete = False  # in the constraint's eyes
-        scored = index == 0 and request.params.prompt_logprobs is not None
-        self.scores: list[TokenLogprob | None] | None = [None] if scored else None
+        self.scored = index == 0 and request.params.prompt_logprobs is not None
+        self.scores: list[TokenLogprob | None] | None = [None] if self.scored else None
         banned = sorted(stop_ids) if request.params.min_tokens else []
         self.row = SampleRow(request.params, request.prompt_ids, self.output_ids, seed, banned)
 
@@ -127,7 +128,7 @@ class Sequence:
     def event(self, token_id: int, logprob: TokenLogprob | None = None, error: str | None = None) -> TokenEvent:
         """What to tell about this sequence's newest token, or its failure."""
         return TokenEvent(
-            self.request.id,
+            self.request_id,
             self.index,
             token_id,
             logprob,

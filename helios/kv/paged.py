@@ -22,7 +22,7 @@ from helios.model.config import KVSpec
 __all__ = ["ALIGNMENT", "PagedKVCache", "Span", "zeroed"]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: hundreds are made in every pass, and freezing makes each five times as dear
 class Span:
     """One sequence's part of a pass: its newest `query` tokens, of `context` stored once the pass is done, in `pages`.
 

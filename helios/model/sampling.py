@@ -30,6 +30,7 @@ __all__ = [
     "Sampled",
     "TokenLogprob",
     "choose_edited",
+    "choose_picky",
     "draw_batch",
     "draw_from_all",
     "draw_from_list",
@@ -139,12 +140,14 @@ class SampleRow:
     seed: int
     banned: Sequence[int] = ()
     allowed: Mask | None = None
-    adjusts: bool = field(init=False)  # whether its params change logits: they never change, so look once
+    adjusts: bool = field(init=False)  # its params change logits
+    simple: bool = field(init=False)  # its params ask for the likeliest token and nothing else
 
     def __post_init__(self) -> None:
-        p = self.params
+        p = self.params  # they never change, so look once
         penalties = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
         self.adjusts = penalties or p.logit_bias is not None
+        self.simple = p.greedy and p.logprobs is None and not self.adjusts
 
 
 def needs_editing(row: SampleRow) -> bool:
@@ -266,8 +269,26 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
         return Sampled([], [], [])
     best, ids = likeliest(logits)
     ids = torch.where(best.isfinite(), ids, -1)
-    plain = [r for r, row in enumerate(rows) if not needs_editing(row)]
-    edited = [r for r, row in enumerate(rows) if needs_editing(row)]
+    logprobs: list[TokenLogprob | None] = [None] * len(rows)
+    picky = [r for r, row in enumerate(rows) if not row.simple or row.banned or row.allowed is not None]
+    if picky:
+        choose_picky(logits, picky, rows, best, ids)
+    tokens = ids.tolist()
+    shown = [r for r in picky if rows[r].params.logprobs is not None and tokens[r] >= 0]
+    if shown:
+        found = raw_logprobs(logits[shown], ids[shown], [rows[r].params.logprobs or 0 for r in shown])
+        for r, entry in zip(shown, found, strict=True):
+            logprobs[r] = entry
+    return Sampled(tokens, logprobs, [r for r, token in enumerate(tokens) if token < 0])
+
+
+def choose_picky(logits: Tensor, picky: Sequence[int], rows: Sequence[SampleRow], best: Tensor, ids: Tensor) -> None:
+    """Edit or draw for the rows numbered `picky` of logits [R, V], and write the tokens to `ids` [R].
+
+    `best` [R] is each row's largest raw logit.
+    """
+    edited = [r for r in picky if needs_editing(rows[r])]
+    plain = [r for r in picky if not needs_editing(rows[r])]
     draw_batch(logits, to_draw(best.tolist(), plain, rows), rows, ids)
     if edited:
         part, part_rows = logits[edited], [rows[r] for r in edited]
@@ -275,12 +296,3 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> Sampled:
         draw_batch(part, to_draw(peaks.tolist(), range(len(edited)), part_rows), part_rows, chosen)
         # The raw logits count too: a ban may have covered the only NaN.
         ids[edited] = torch.where(peaks.isfinite() & best[edited].isfinite(), chosen, -1)
-    tokens = ids.tolist()
-    bad = [r for r, token in enumerate(tokens) if token < 0]
-    logprobs: list[TokenLogprob | None] = [None] * len(rows)
-    shown = [r for r, row in enumerate(rows) if row.params.logprobs is not None and r not in bad]
-    if shown:
-        found = raw_logprobs(logits[shown], ids[shown], [rows[r].params.logprobs or 0 for r in shown])
-        for r, entry in zip(shown, found, strict=True):
-            logprobs[r] = entry
-    return Sampled(tokens, logprobs, bad)

@@ -18,6 +18,7 @@ from tests.server.inprocess import Answer, InProcess, ask, in_process
 from tests.server.malformed import CHAT, COMPLETE, bodies
 
 COUNT = int(os.environ.get("HELIOS_FUZZ_BODIES", "20000"))
+SEED = int(os.environ.get("HELIOS_FUZZ_SEED", "1"))
 AT_ONCE = 16
 PATIENCE_S = 20.0
 EXPECTED = {200, 400, 404, 413, 429}
@@ -88,9 +89,9 @@ def says_hello(app: InProcess) -> None:
 def test_malformed_bodies(app: InProcess) -> None:
     says_hello(app)
     campaign = Campaign(app.app)
-    app.run(campaign.run(bodies(COUNT // 4, seed=1)), 300)
+    app.run(campaign.run(bodies(COUNT // 4, seed=SEED)), 300)
     before = resident()
-    app.run(campaign.run(bodies(COUNT - COUNT // 4, seed=2)), 300)
+    app.run(campaign.run(bodies(COUNT - COUNT // 4, seed=SEED + 1)), 300)
     grown = resident() - before
     print(f"{dict(campaign.statuses)}, slowest {campaign.slowest}, grown {grown / 2**20:.1f} MiB")
     assert not campaign.complaints, "\n".join([str(len(campaign.complaints)), *campaign.complaints[:10]])

@@ -12,6 +12,7 @@ from helios.engine.constraint import BROKEN, MaskPool
 from helios.engine.engine import NOT_FINITE, Engine
 from helios.engine.job import Choice
 from helios.engine.runner import TickInputs
+from helios.engine.scheduler import Scheduler
 from helios.engine.sequence import Request, TokenEvent
 from helios.model.masks import Mask, pack_mask
 from helios.model.params import RequestError, SamplingParams
@@ -364,6 +365,17 @@ def test_random_traffic_of_both_kinds(seed: int) -> None:
             else:
                 assert ids == best_of_cycle(request.prompt_ids, min(constraint.until, 10), 2)
     all_pages_return(engine)
+
+
+def test_a_request_that_breaks_at_the_door_ends_alone() -> None:
+    scheduler = Scheduler(make_engine)
+    fragile = type("Fragile", (Fragile,), {"breaks": ("fork", 0)})
+    jobs = [scheduler.submit(constrained(name, words(9), kind)) for name, kind in (("a", fragile()), ("b", Cycle()))]
+    scheduler.start()
+    broken, served = [list(job.events()) for job in jobs]
+    assert [event.error for event in broken] == [BROKEN]
+    assert [token for event in served for token in event.token_ids] == best_of_cycle(words(9), 6, 1)
+    scheduler.shutdown()
 
 
 def test_a_completing_token_is_text_and_an_empty_end_has_none(tiny_folder: Any) -> None:

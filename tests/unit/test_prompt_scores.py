@@ -15,7 +15,7 @@ from helios.engine.job import Job, JobEvent
 from helios.engine.runner import ModelRunner, TickInputs
 from helios.engine.scheduler import Scheduler
 from helios.engine.sequence import Request, TokenEvent
-from helios.engine.tick import SCORED_TOKENS, SeqView, plan_tick
+from helios.engine.tick import SCORED_TOKENS
 from helios.kv.paged import PagedKVCache
 from helios.kv.pages import PagePool
 from helios.kv.prefix import PrefixCache
@@ -135,14 +135,6 @@ def test_a_scored_prompt_is_published_like_any_other(model: Transformer) -> None
     second = drain(engine)["plain", 0]
     assert second[-1].cached_tokens == 512
     assert [event.token_id for event in first] == [event.token_id for event in second]
-
-
-def test_a_tick_scores_a_bounded_number_of_tokens() -> None:
-    scored = [SeqView(1000, float(i), float(i), f"scored {i}", True) for i in range(3)]
-    plan = plan_tick([*scored, SeqView(900, 9.0, 9.0, "plain")], 1024, now=3.0)
-    assert dict(plan.shares) == {"scored 0": SCORED_TOKENS, "plain": 1024 - SCORED_TOKENS}
-    patient = plan_tick([SeqView(1000, 0.0, 3.0, "scored", True), SeqView(0, 0.0, 3.0, "decode")], 64, now=3.0)
-    assert dict(patient.shares) == {"decode": 1, "scored": 63}
 
 
 def test_a_scored_prompt_that_is_not_finite_fails_alone(model: Transformer) -> None:

@@ -244,6 +244,14 @@ def test_a_stop_string_across_tokens_ends_the_sequence_at_once(start: Start, tok
     assert engine.finished == [("a", 0, "stop")] and engine.ticks == len("one two STOP")
 
 
+def test_min_tokens_holds_back_stop_strings_too(start: Start, tokenizer: Tokenizer) -> None:
+    text = "STOP and STOP"
+    for least, said in ((3, ""), (4, "STOP and "), (12, "STOP and "), (13, text)):
+        _, events = spoken(start, tokenizer, text, stop="STOP", min_tokens=least)
+        assert "".join(event.text for event in events) == said, least
+        assert events[-1].finish_reason == ("length" if said == text else "stop")
+
+
 def test_tokens_wait_for_their_text(start: Start, tokenizer: Tokenizer) -> None:
     _, events = spoken(start, tokenizer, "aST STx", stop="STOP")
     assert [(event.text, len(event.token_ids)) for event in events] == [("a", 1), ("ST ", 3), ("STx", 3)]
@@ -472,7 +480,8 @@ def test_a_turn_that_fails_halfway_loses_no_last_event(start: Start, tokenizer: 
     jobs = [scheduler.submit(a_request(name, len(engine.script[name]), stop="xxxx")) for name in engine.script]
     jobs.append(scheduler.submit(a_request("waiting")))
     engine.gate.release(2)  # type: ignore[union-attr]
-    last = [list(job.events())[-1] for job in jobs]
+    ended, *last = [list(job.events())[-1] for job in jobs]
+    assert ended.finish_reason == "length" and ended.error is None, "its answer was whole before the other one broke"
     assert all("no such token" in (event.error or "") for event in last)
     assert all(job.finished for job in jobs) and scheduler.health().status == "dead"
 

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helios.engine.tick import PATIENCE_S, SeqView, TickPlan, plan_tick
+from helios.engine.tick import PATIENCE_S, SCORED_TOKENS, TickPlan, plan_tick
 
 
-def prompt(key: str, remaining: int, arrival: float = 0.0, progress: float = 0.0) -> SeqView:
-    return SeqView(remaining, arrival, progress, key)
+class View(NamedTuple):
+    remaining_prompt: int
+    arrival_s: float
+    last_progress_s: float
+    key: object
+    scored: bool = False
 
 
-def decoding(key: str, arrival: float = 0.0, progress: float = 0.0) -> SeqView:
-    return SeqView(0, arrival, progress, key)
+def named(plan: TickPlan[View]) -> tuple[tuple[object, int], ...]:
+    return tuple((view.key, tokens) for view, tokens in plan.shares)
 
 
-def shares(*views: SeqView, budget: int, now: float = 0.0) -> dict[object, int]:
-    return dict(plan_tick(views, budget, now).shares)
+def prompt(key: str, remaining: int, arrival: float = 0.0, progress: float = 0.0) -> View:
+    return View(remaining, arrival, progress, key)
+
+
+def decoding(key: str, arrival: float = 0.0, progress: float = 0.0) -> View:
+    return View(0, arrival, progress, key)
+
+
+def shares(*views: View, budget: int, now: float = 0.0) -> dict[object, int]:
+    return dict(named(plan_tick(views, budget, now)))
 
 
 def test_nothing_to_do() -> None:
@@ -35,7 +48,7 @@ def test_a_prompt_alone_takes_the_budget_or_what_it_needs() -> None:
 
 def test_every_generating_sequence_goes_first_with_one_token() -> None:
     plan = plan_tick([prompt("p", 1000), decoding("a"), decoding("b")], 256, 0.0)
-    assert plan.shares == (("a", 1), ("b", 1), ("p", 254))
+    assert named(plan) == (("a", 1), ("b", 1), ("p", 254))
     assert plan.tokens == 256
 
 
@@ -83,20 +96,20 @@ views_strategy = st.lists(
 @given(views_strategy, st.integers(1, 300), st.floats(0, 6))
 @settings(max_examples=400, deadline=None)
 def test_the_rules_hold_for_any_batch(raw: list[tuple[int, float, float]], budget: int, now: float) -> None:
-    views = [SeqView(*fields, key) for key, fields in enumerate(raw)]
+    views = [View(*fields, key) for key, fields in enumerate(raw)]
     plan = plan_tick(views, budget, now)
     by_key = {view.key: view for view in views}
-    keys = [key for key, _ in plan.shares]
+    keys = [key for key, _ in named(plan)]
     assert len(keys) == len(set(keys)) and set(keys) <= set(by_key)
     assert plan.tokens <= budget
-    for key, tokens in plan.shares:
+    for key, tokens in named(plan):
         assert 1 <= tokens <= max(by_key[key].remaining_prompt, 1)
     generating = {view.key for view in views if not view.remaining_prompt}
     wanted = sum(max(view.remaining_prompt, 1) for view in views)
     assert plan.tokens == min(budget, wanted), "a tick leaves no budget unused while there is work"
     served = generating & set(keys)
     assert len(served) >= min(len(generating), budget // 2), "half the budget is the generating sequences'"
-    got = dict(plan.shares)
+    got = dict(named(plan))
     prompts = sorted((v for v in views if v.remaining_prompt), key=lambda v: v.arrival_s)
     unfinished = [v for v in prompts if got.get(v.key, 0) < v.remaining_prompt]
     if unfinished:
@@ -117,7 +130,7 @@ def serve(sequences: list[Simulated], budget: int, tick_s: float) -> tuple[list[
     now, ticks, longest = 0.0, [], 0.0
     while any(s.remaining or s.outputs_left for s in sequences):
         alive = [i for i, s in enumerate(sequences) if s.remaining or s.outputs_left]
-        views = [SeqView(sequences[i].remaining, sequences[i].arrival, sequences[i].progress, i) for i in alive]
+        views = [View(sequences[i].remaining, sequences[i].arrival, sequences[i].progress, i) for i in alive]
         plan = plan_tick(views, budget, now)
         assert plan.tokens, "the planner stopped while there was work"
         prompts = [i for i in alive if sequences[i].remaining]
@@ -125,13 +138,13 @@ def serve(sequences: list[Simulated], budget: int, tick_s: float) -> tuple[list[
             oldest = sequences[min(prompts, key=lambda i: sequences[i].arrival)]
             longest = max(longest, now - oldest.progress)
         now += tick_s
-        for key, tokens in plan.shares:
+        for key, tokens in named(plan):
             assert isinstance(key, int)
             s = sequences[key]
             s.remaining, s.progress = max(s.remaining - tokens, 0), now
             if not s.remaining:
                 s.outputs_left -= 1
-        ticks.append([key for key, _ in plan.shares if isinstance(key, int)])
+        ticks.append([key for key, _ in named(plan) if isinstance(key, int)])
     return ticks, longest
 
 
@@ -163,3 +176,14 @@ def test_a_budget_of_one_token_still_ends(tick_s: float) -> None:
     sequences = [Simulated(p, i * 1e-6, 0.0, outputs_left=3) for i, p in enumerate((5, 1, 4))]
     ticks, _ = serve(sequences, budget=1, tick_s=tick_s)
     assert len(ticks) == 5 + 1 + 4 + 3 * 2
+
+
+def test_a_tick_scores_a_bounded_number_of_tokens() -> None:
+    scored = [View(1000, float(i), float(i), f"scored {i}", True) for i in range(3)]
+    assert shares(*scored, View(900, 9.0, 9.0, "plain"), budget=1024, now=3.0) == {
+        "scored 0": SCORED_TOKENS,
+        "plain": 1024 - SCORED_TOKENS,
+    }
+    patient = shares(View(1000, 0.0, 0.0, "scored", True), decoding("a"), budget=1024, now=3.0)
+    assert patient == {"a": 1, "scored": SCORED_TOKENS}
+    assert shares(View(1000, 0.0, 3.0, "scored", True), decoding("a"), budget=64, now=3.0) == {"a": 1, "scored": 63}
