@@ -72,7 +72,7 @@ def test_parts_without_time_are_skipped_and_say_so() -> None:
 
 def test_the_report_keeps_what_every_part_came_to(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    report = Report({"device": "none"}, 5.0, path)
+    report = Report({"device": "none"}, 50.0, path)
 
     def skips() -> dict[str, Any]:
         raise Skip("no such kernel")
