@@ -83,9 +83,9 @@ def test_a_notebook_begins_with_title_summary_links_and_setup(path: Path) -> Non
     )
 
 
-# Notebooks that have outgrown the form and are to be split into two chapters: cells, and lines of the median code cell.
-LONG = {"04_sampling": (115, 8), "10_continuous_batching": (145, 13), "19_structured": (130, 9)}
-LONG |= {"11_scheduler": (111, 8), "22_launch": (123, 9), "17_wire": (130, 9), "20_server": (150, 12)}
+NUMBERS = {23: "Twenty-three", 24: "Twenty-four", 25: "Twenty-five"}
+# Notebooks that have outgrown the form and are to be split: most cells, and lines of the median code cell.
+LONG = {"10_continuous_batching": (145, 12), "17_wire": (128, 8), "20_server": (148, 11)}
 
 
 @each_notebook
@@ -124,3 +124,11 @@ def test_every_plot_has_a_description(path: Path) -> None:
             assert not {"image/png", "image/svg+xml"} & data.keys(), f"cell {number}: show plots with helios.book.plots"
             for image in re.findall(r"<img [^>]*", "".join(data.get("text/html", ""))):
                 assert re.search(r'alt="[^"]{10,}"', image), f"cell {number}: describe the picture in alt"
+
+
+def test_the_readme_lists_every_chapter() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    for notebook in NOTEBOOKS:
+        page = notebook.stem.replace("_", "-")
+        assert f"| {page[:2]} |" in text and f"(chapters/{page}.md)" in text and f"(notebooks/{notebook.name})" in text
+    assert f"{NUMBERS[len(NOTEBOOKS)]} notebooks build" in text, "say how many there are"
