@@ -21,6 +21,7 @@ from helios.kv.prefix import PrefixCache
 from helios.model.sampling import SamplingParams
 from helios.model.tokenizer import Tokenizer
 from helios.model.transformer import Transformer, load_transformer
+from tests.answers import drain
 
 FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
 LENGTHS = (1, 2, 255, 256, 257, 511, 512, 513, 700)
@@ -117,16 +118,6 @@ def engine_of(request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]
 def ask(name: str, answer: Answer, **params: Any) -> Request:
     sampling = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True, **params)
     return Request(name, answer.prompt, sampling, arrival_s=0.0)
-
-
-def drain(engine: Engine) -> dict[tuple[str, int], list[TokenEvent]]:
-    events: dict[tuple[str, int], list[TokenEvent]] = {}
-    now = 0.0
-    while engine.running_count:
-        for event in engine.tick(now):
-            events.setdefault((event.request_id, event.index), []).append(event)
-        now += 0.01
-    return events
 
 
 def tokens_of(events: list[TokenEvent]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -106,11 +107,18 @@ def patient(tiny_folder: Any) -> Iterator[Callable[[str], tuple[subprocess.Popen
         process.wait()
 
 
-def test_what_outlives_the_timeout_ends_with_an_error_and_done(patient: Any) -> None:
-    process, url = patient("0.3")
+@contextlib.contextmanager
+def begun(url: str) -> Iterator[Iterator[str]]:
+    """A long answer that has begun to stream: the lines behind its first."""
     with httpx.stream("POST", url + "/v1/completions", json=LONG, timeout=30) as stream:
         lines = stream.iter_lines()
         next(lines)
+        yield lines
+
+
+def test_what_outlives_the_timeout_ends_with_an_error_and_done(patient: Any) -> None:
+    process, url = patient("0.3")
+    with begun(url) as lines:
         process.send_signal(signal.SIGTERM)
         sent = time.monotonic()
         rest = [line for line in lines if line]
@@ -120,9 +128,7 @@ def test_what_outlives_the_timeout_ends_with_an_error_and_done(patient: Any) -> 
 
 def test_while_it_drains_new_work_is_refused_and_a_second_signal_ends_it_at_once(patient: Any) -> None:
     process, url = patient("600")
-    with httpx.stream("POST", url + "/v1/completions", json=LONG, timeout=30) as stream:
-        lines = stream.iter_lines()
-        next(lines)
+    with begun(url):
         process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 10
         while httpx.get(url + "/health").status_code == 200:

@@ -14,7 +14,7 @@ from helios.engine.engine import NOT_FINITE, Engine
 from helios.engine.job import Job, JobEvent
 from helios.engine.runner import ModelRunner, TickInputs
 from helios.engine.scheduler import Scheduler
-from helios.engine.sequence import Request, TokenEvent
+from helios.engine.sequence import Request
 from helios.engine.tick import SCORED_TOKENS
 from helios.kv.paged import PagedKVCache
 from helios.kv.pages import PagePool
@@ -24,6 +24,7 @@ from helios.model.params import RequestError, SamplingParams
 from helios.model.sampling import TokenLogprob
 from helios.model.transformer import NoCache, Transformer
 from helios.model.weights import random_weights
+from tests.answers import drain
 
 CONFIG = tiny_config("qwen3")
 
@@ -57,16 +58,6 @@ def words(length: int, seed: int = 0) -> list[int]:
 def asking(name: str, prompt: list[int], top: int | None = 2, tokens: int = 3, **params: Any) -> Request:
     sampling = SamplingParams(temperature=0, max_tokens=tokens, prompt_logprobs=top, ignore_eos=True, **params)
     return Request(name, prompt, sampling, arrival_s=0.0)
-
-
-def drain(engine: Engine) -> dict[tuple[str, int], list[TokenEvent]]:
-    events: dict[tuple[str, int], list[TokenEvent]] = {}
-    now = 0.0
-    while engine.running_count:
-        for event in engine.tick(now):
-            events.setdefault((event.request_id, event.index), []).append(event)
-        now += 0.01
-    return events
 
 
 @torch.inference_mode()
