@@ -217,8 +217,9 @@ class Tokenizer:
 
     def _spell(self, token_id: int) -> bytes:
         piece = self._added.get(token_id)
-        if piece is not None:
-            return piece.encode()
+        if piece is not None:  # Gemma adds runs of blanks, spelled as SentencePiece spells blanks
+            plain = self._family != "sentencepiece" or token_id in self._special
+            return (piece if plain else piece.replace("▁", " ")).encode()
         piece = self._raw.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
         if piece is None:
             return b""

@@ -45,8 +45,6 @@ def test_a_real_vocabulary(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_indentation_in_a_real_vocabulary(name: str) -> None:
-    if name == "gemma3":
-        pytest.xfail("Tokenizer.token_bytes spells Gemma's added tokens of blanks with U+2581")
     tokenizer = load(name)
     compiler = Compiler(tokenizer, tokenizer.vocab_size, eos_token_ids=tokenizer.eos_token_ids)
     constraint = compiled(compiler, response_grammar(as_format(SCHEMA)))
