@@ -1,4 +1,4 @@
-# Generated from notebooks/11_scheduler.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/12_scheduler.ipynb by `helios export`; edit the notebook.
 """What a tick costs beside the model: a crowded scheduler over a model that costs nothing."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/12_kernels.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/13_kernels.ipynb by `helios export`; edit the notebook.
 """Times of small functions, measured in turn, so that what disturbs the machine disturbs all of them."""
 
 from __future__ import annotations

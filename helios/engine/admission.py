@@ -1,4 +1,4 @@
-# Generated from notebooks/10_continuous_batching.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/11_continuous_batching.ipynb by `helios export`; edit the notebook.
 """What a request will need, and whether it could ever be served: decided before it runs, without tensors."""
 
 from __future__ import annotations

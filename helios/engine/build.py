@@ -1,4 +1,4 @@
-# Generated from notebooks/10_continuous_batching.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/11_continuous_batching.ipynb by `helios export`; edit the notebook.
 """From settings to a warm engine: resolve the model, load it, size the page pool, run one tiny request."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/10_continuous_batching.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/11_continuous_batching.ipynb by `helios export`; edit the notebook.
 """Continuous batching.
 
 One packed forward per tick: sequences join and leave between two passes of the model, a long prompt

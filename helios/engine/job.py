@@ -1,4 +1,4 @@
-# Generated from notebooks/11_scheduler.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/12_scheduler.ipynb by `helios export`; edit the notebook.
 """What the two sides of the scheduler hand each other: a `Job` (the caller's end), `JobEvent`s, and a choice's text."""
 
 from __future__ import annotations

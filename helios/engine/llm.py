@@ -1,4 +1,4 @@
-# Generated from notebooks/11_scheduler.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/12_scheduler.ipynb by `helios export`; edit the notebook.
 """The engine without a server: `LLM(model).generate(prompts)`, with the names and shapes of vLLM's offline API."""
 
 from __future__ import annotations

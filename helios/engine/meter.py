@@ -1,4 +1,4 @@
-# Generated from notebooks/11_scheduler.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/12_scheduler.ipynb by `helios export`; edit the notebook.
 """What the scheduler counts: requests by how they ended, tokens, and tokens per second."""
 
 from __future__ import annotations

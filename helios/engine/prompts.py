@@ -1,4 +1,4 @@
-# Generated from notebooks/11_scheduler.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/12_scheduler.ipynb by `helios export`; edit the notebook.
 """What `LLM` takes: prompts in their several shapes, options under either name, and a bar for many of them."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/10_continuous_batching.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/11_continuous_batching.ipynb by `helios export`; edit the notebook.
 """The sequences in the engine and the pages they hold: who may come in, what is shared, what is given back."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/11_scheduler.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/12_scheduler.ipynb by `helios export`; edit the notebook.
 """The scheduler: a bounded queue and one worker thread.
 
 A server has many threads that want answers and one engine that must not be touched by two of them

@@ -1,4 +1,4 @@
-# Generated from notebooks/11_scheduler.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/12_scheduler.ipynb by `helios export`; edit the notebook.
 """One thread that owns the engine from building it to its end: what callers can rely on while it lives and dies."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/13_native.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/14_native.ipynb by `helios export`; edit the notebook.
 """Attention in place.
 
 Attention that reads keys and values where they lie, page by page, and the runner that puts all

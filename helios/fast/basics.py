@@ -1,4 +1,4 @@
-# Generated from notebooks/12_kernels.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/13_kernels.ipynb by `helios export`; edit the notebook.
 """C that all kernels share (numbers, vectors), and the small kernels of a layer: norm, rotation, gate."""
 
 from __future__ import annotations

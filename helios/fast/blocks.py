@@ -1,4 +1,4 @@
-# Generated from notebooks/13_native.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/14_native.ipynb by `helios export`; edit the notebook.
 """The inside of a page: blocks of 64 tokens, laid out as the attention kernels read them, and products over them."""
 
 from __future__ import annotations

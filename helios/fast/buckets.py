@@ -1,4 +1,4 @@
-# Generated from notebooks/16_graphs.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/17_graphs.ipynb by `helios export`; edit the notebook.
 """Which recorded shape a decode tick goes into, how it is padded, and how its numbers get to the device in one copy."""
 
 from __future__ import annotations

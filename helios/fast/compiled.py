@@ -1,4 +1,4 @@
-# Generated from notebooks/14_compile.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/15_compile.ipynb by `helios export`; edit the notebook.
 """torch.compile.
 
 A compiler that reads the model and writes fewer, fused kernels. The runner built here gives

@@ -1,4 +1,4 @@
-# Generated from notebooks/12_kernels.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/13_kernels.ipynb by `helios export`; edit the notebook.
 """Kernels of our own.
 
 C functions compiled on this machine, for this machine, in a second: found by name, given pointers

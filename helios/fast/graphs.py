@@ -1,4 +1,4 @@
-# Generated from notebooks/16_graphs.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/17_graphs.ipynb by `helios export`; edit the notebook.
 """CUDA graphs.
 
 Decode ticks recorded once and replayed whole. A GPU that waits for its next small kernel is a GPU

@@ -1,4 +1,4 @@
-# Generated from notebooks/16_graphs.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/17_graphs.ipynb by `helios export`; edit the notebook.
 """Tokens chosen on the device and read by the host one step late, while the next step is already under way."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/12_kernels.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/13_kernels.ipynb by `helios export`; edit the notebook.
 """The matrix product: weights in panels, sums in registers, and what becomes of a sum before it is stored."""
 
 from __future__ import annotations

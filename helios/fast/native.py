@@ -1,4 +1,4 @@
-# Generated from notebooks/13_native.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/14_native.ipynb by `helios export`; edit the notebook.
 """The native runner: a transformer's pass in kernels of our own, called from Python."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/14_compile.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/15_compile.ipynb by `helios export`; edit the notebook.
 """Two operators that a compiler cannot look into: linears and attention, found by number, with declared effects."""
 
 from __future__ import annotations

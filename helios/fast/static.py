@@ -1,4 +1,4 @@
-# Generated from notebooks/16_graphs.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/17_graphs.ipynb by `helios export`; edit the notebook.
 """Attention of decode rows in a fixed shape: all index arithmetic on the device, nothing read back, nothing resized."""
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Recording:
 
 
 def triton_kernels(store: Tensor) -> Any | None:
-    """Chapter 15's module if it is there and can serve this pool of pages."""
+    """Chapter 16's module if it is there and can serve this pool of pages."""
     if not find_spec("helios.fast.triton_decode"):
         return None
     kernels: Any = import_module("helios.fast.triton_decode")

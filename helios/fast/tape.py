@@ -1,4 +1,4 @@
-# Generated from notebooks/16_graphs.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/17_graphs.ipynb by `helios export`; edit the notebook.
 """A CUDA graph in miniature, for machines without a GPU: operations noted once, done again on the same memory."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/15_triton.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/16_triton.ipynb by `helios export`; edit the notebook.
 """A Triton kernel.
 
 Decode attention that reads pages in place, as a kernel of our own. One query per sequence goes

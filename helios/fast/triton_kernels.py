@@ -1,4 +1,4 @@
-# Generated from notebooks/15_triton.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/16_triton.ipynb by `helios export`; edit the notebook.
 """Two Triton kernels: decode attention over a part of each context, read through page tables, and the parts' merge."""
 
 from __future__ import annotations

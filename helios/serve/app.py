@@ -1,4 +1,4 @@
-# Generated from notebooks/20_server.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/23_server.ipynb by `helios export`; edit the notebook.
 """The server: one request's way through.
 
 An HTTP face for the engine: the worker's events cross to the event loop once per tick, answers

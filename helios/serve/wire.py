@@ -1,4 +1,4 @@
-# Generated from notebooks/17_wire.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/19_wire.ipynb by `helios export`; edit the notebook.
 """The wire: asking and answering in OpenAI's protocol.
 
 How answers are written: the JSON of chat and completion answers, their streamed chunks and their
