@@ -1,0 +1,128 @@
+# Generated from notebooks/26_authors.ipynb by `helios export`; edit the notebook.
+"""Appendix: writing a chapter of your own.
+
+Exercises that check themselves, and starters that cannot drift from their solutions. A solution
+notebook is the one source: the starter is the same notebook with the answers cut out. Checks answer
+a wrong attempt with a hint, and each solution notebook shows the attempts that its checks must
+refuse.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+
+__all__ = [
+    "FROM_EXERCISES",
+    "FROM_SOLUTIONS",
+    "Hint",
+    "SOLUTION",
+    "check",
+    "hint",
+    "is_only_for_solutions",
+    "refuses",
+    "starter_of",
+    "write_starters",
+]
+
+
+class Hint(AssertionError):
+    """What is wrong with an attempt, and where to look; a notebook shows the sentence and no traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"Not yet: {self}"]
+
+
+def hint(right: object, sentence: str) -> None:
+    """Raise `Hint` unless `right`."""
+    if not right:
+        raise Hint(sentence)
+
+
+def check(body: Callable[..., None]) -> Callable[..., None]:
+    """A check from a function of the attempt that calls `hint`; with the docstring's first line it says that it passed.
+
+    Errors of the attempt itself become hints: nothing but a right answer passes, and nobody has to read a traceback.
+    """
+
+    @functools.wraps(body)
+    def checked(*attempt: Any) -> None:
+        if any(part is ... or part is None for part in attempt):
+            raise Hint("write your answer where the dots are, run that cell, then this one")
+        try:
+            body(*attempt)
+        except Hint:
+            raise
+        except Exception as error:
+            raise Hint(_own_error(error)) from error
+        print(f"Right. {(inspect.getdoc(body) or '').partition(chr(10))[0]}".rstrip())
+
+    return checked
+
+
+def _own_error(error: Exception) -> str:
+    """The error of an attempt, in a sentence, with the line of the attempt that raised it where it can be told."""
+    said = f"your answer raised {type(error).__name__}: {error}".rstrip(": ")
+    if isinstance(error, TypeError) and ("NoneType" in str(error) or "ellipsis" in str(error)):
+        return f"{said}. Does it return something? `...` returns None"
+    return f"{said}; try it in a cell of its own"
+
+
+def refuses(checked: Callable[..., None], *attempts: Any) -> None:
+    """Show what a check says to wrong attempts; AssertionError if it lets one through. For solution notebooks.
+
+    An attempt that is a tuple is given as several arguments.
+    """
+    for number, attempt in enumerate(attempts, start=1):
+        try:
+            checked(*(attempt if isinstance(attempt, tuple) else (attempt,)))
+        except Hint as shown:
+            print(f"Attempt {number}: {shown}")
+        else:
+            raise AssertionError(f"{getattr(checked, '__name__', 'the check')} lets wrong attempt {number} through")
+
+
+SOLUTION = re.compile(r"(?m)^([ \t]*)#\| solution\n(?:.*\n)*?[ \t]*#\| end$")
+FROM_SOLUTIONS, FROM_EXERCISES = "# Solutions: ", "# Exercises: "
+
+
+def is_only_for_solutions(source: str) -> bool:
+    """Whether a cell is left out of the starter: wrong attempts, and what explains a solution."""
+    return source.startswith(("#| wrong", "<!-- solution -->"))
+
+
+def starter_of(solutions: NotebookNode) -> NotebookNode:
+    """The exercise notebook of a solution notebook: answers replaced by dots, no outputs."""
+    cells = []
+    for cell in solutions.cells:
+        if is_only_for_solutions(cell.source):
+            continue
+        source = cell.source.replace(FROM_SOLUTIONS, FROM_EXERCISES, 1)
+        kept = NotebookNode(cell_type=cell.cell_type, id=cell.id, metadata=NotebookNode(), source=source)
+        if cell.cell_type == "code":
+            kept.source = SOLUTION.sub(r"\1...", source)
+            kept.update(outputs=[], execution_count=None)
+        cells.append(kept)
+    metadata = {key: value for key, value in solutions.metadata.items() if key != "widgets"}
+    return NotebookNode(cells=cells, metadata=NotebookNode(metadata), nbformat=4, nbformat_minor=5)
+
+
+def write_starters(root: Path, *, check: bool = False) -> list[str]:
+    """Write `notebooks/exercises/` from `notebooks/solutions/`; the names of those that changed, or would."""
+    changed = []
+    for path in sorted((root / "notebooks" / "solutions").glob("*.ipynb")):
+        text = nbformat.writes(starter_of(nbformat.read(path, as_version=4))) + "\n"
+        target = root / "notebooks" / "exercises" / path.name
+        if not target.is_file() or target.read_text("utf-8") != text:
+            changed.append(path.name)
+            if not check:
+                target.parent.mkdir(exist_ok=True)
+                target.write_text(text, "utf-8", newline="\n")
+    return changed
