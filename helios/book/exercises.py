@@ -23,12 +23,14 @@ __all__ = [
     "FROM_EXERCISES",
     "FROM_SOLUTIONS",
     "Hint",
+    "SHORT_SOLUTION",
     "SOLUTION",
     "check",
     "hint",
     "is_only_for_solutions",
     "refuses",
     "starter_of",
+    "without_answers",
     "write_starters",
 ]
 
@@ -90,12 +92,18 @@ def refuses(checked: Callable[..., None], *attempts: Any) -> None:
 
 
 SOLUTION = re.compile(r"(?m)^([ \t]*)#\| solution\n(?:.*\n)*?[ \t]*#\| end$")
+SHORT_SOLUTION = re.compile(r"(?m)= .*[^ ] +#\| solution$")
 FROM_SOLUTIONS, FROM_EXERCISES = "# Solutions: ", "# Exercises: "
 
 
 def is_only_for_solutions(source: str) -> bool:
     """Whether a cell is left out of the starter: wrong attempts, and what explains a solution."""
     return source.startswith(("#| wrong", "<!-- solution -->"))
+
+
+def without_answers(source: str) -> str:
+    """A cell's source with dots where the answers are."""
+    return SHORT_SOLUTION.sub("= ...", SOLUTION.sub(r"\1...", source))
 
 
 def starter_of(solutions: NotebookNode) -> NotebookNode:
@@ -107,7 +115,7 @@ def starter_of(solutions: NotebookNode) -> NotebookNode:
         source = cell.source.replace(FROM_SOLUTIONS, FROM_EXERCISES, 1)
         kept = NotebookNode(cell_type=cell.cell_type, id=cell.id, metadata=NotebookNode(), source=source)
         if cell.cell_type == "code":
-            kept.source = SOLUTION.sub(r"\1...", source)
+            kept.source = without_answers(source)
             kept.update(outputs=[], execution_count=None)
         cells.append(kept)
     metadata = {key: value for key, value in solutions.metadata.items() if key != "widgets"}
