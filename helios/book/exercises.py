@@ -19,6 +19,8 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
+from helios.book.links import project_url, relinked_notebook
+
 __all__ = [
     "FROM_EXERCISES",
     "FROM_SOLUTIONS",
@@ -124,9 +126,10 @@ def starter_of(solutions: NotebookNode) -> NotebookNode:
 
 def write_starters(root: Path, *, check: bool = False) -> list[str]:
     """Write `notebooks/exercises/` from `notebooks/solutions/`; the names of those that changed, or would."""
-    changed = []
+    url, changed = project_url(root), []
     for path in sorted((root / "notebooks" / "solutions").glob("*.ipynb")):
         text = nbformat.writes(starter_of(nbformat.read(path, as_version=4))) + "\n"
+        text = relinked_notebook(text, url, f"exercises/{path.name}")
         target = root / "notebooks" / "exercises" / path.name
         if not target.is_file() or target.read_text("utf-8") != text:
             changed.append(path.name)

@@ -14,6 +14,7 @@ from pathlib import Path
 from helios.book.notebook import NoCheckout, require_checkout
 
 __all__ = [
+    "COUNTERPART",
     "badges",
     "chapter_page",
     "colab_url",
@@ -45,11 +46,20 @@ def colab_url(url: str, notebook: str) -> str | None:
     return f"{there}/blob/main/notebooks/{notebook}" if there != url else None
 
 
+COUNTERPART = {"exercises": "solutions", "solutions": "exercises"}
+
+
 def badges(url: str, notebook: str) -> str:
-    """The line of links in a notebook's first cell; the marker stays, so that it can be written again."""
+    """The line of links in a notebook's first cell; the marker stays, so that it can be written again.
+
+    `notebook` is its path below notebooks/. Those in exercises/ and in solutions/ name each other.
+    """
     colab = colab_url(url, notebook)
     links = [f"[Open in Colab]({colab})"] if colab else []
     links.append(f"[Source]({url}/blob/main/notebooks/{notebook})")
+    folder, _, name = notebook.rpartition("/")
+    if other := COUNTERPART.get(folder):
+        links.append(f"[{other.capitalize()}]({url}/blob/main/notebooks/{other}/{name})")
     links.append(f"[Read the chapter]({url}/blob/main/chapters/{chapter_page(notebook)})")
     return " · ".join(["<!-- badges --> " + links[0], *links[1:]])
 

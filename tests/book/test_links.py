@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from helios.book.links import links_command, project_url, relink
+from helios.book.links import links_command, project_url, relink, relinked_notebook, relinked_page
 
+ROOT = Path(__file__).parents[2]
 URL = "https://github.com/reader/fork"
 FIRST = "# T\n\nSummary.\n\n<!-- badges -->"
 SETUP = '%pip install -q "helios @ git+https://github.com/someone/else"'
@@ -49,6 +50,39 @@ def test_a_notebook_gets_its_links_and_its_address(checkout: Path) -> None:
     assert f"[Source]({URL}/blob/main/notebooks/06_kv_cache.ipynb)" in line
     assert f"({URL}/blob/main/chapters/06-kv-cache.md)" in line
     assert setup["source"] == [f'%pip install -q "helios @ git+{URL}"']
+
+
+def test_exercises_and_solutions_open_themselves_and_name_each_other_and_the_chapter(checkout: Path) -> None:
+    plain = (checkout / "notebooks" / "06_kv_cache.ipynb").read_text()
+    for folder in ("exercises", "solutions"):
+        (checkout / "notebooks" / folder).mkdir()
+        (checkout / "notebooks" / folder / "06_kv_cache.ipynb").write_text(plain)
+    assert len(relink(checkout)) == 4 and relink(checkout, check=True) == []
+    for folder, other in (("exercises", "Solutions"), ("solutions", "Exercises")):
+        line = json.loads((checkout / "notebooks" / folder / "06_kv_cache.ipynb").read_text())["cells"][0]["source"][-1]
+        assert (
+            f"[Open in Colab](https://colab.research.google.com/github/reader/fork/blob/main/notebooks/{folder}/06"
+            in line
+        )
+        assert f"[Source]({URL}/blob/main/notebooks/{folder}/06_kv_cache.ipynb)" in line
+        assert f"[{other}]({URL}/blob/main/notebooks/{other.lower()}/06_kv_cache.ipynb)" in line
+        assert line.endswith(f"[Read the chapter]({URL}/blob/main/chapters/06-kv-cache.md)")
+
+
+def test_the_address_stands_once_and_everything_else_is_written_from_it() -> None:
+    """After a move, the tool leaves the old address in no notebook and on no page."""
+    old = project_url(ROOT).removeprefix("https://github.com/")
+    for path in (ROOT / "notebooks").rglob("*.ipynb"):
+        name = path.relative_to(ROOT / "notebooks").as_posix()
+        assert old not in relinked_notebook(path.read_text("utf-8"), URL, name), name
+    for name in ("README.md", "CONTRIBUTING.md"):
+        assert old not in relinked_page((ROOT / name).read_text("utf-8"), URL), name
+    others = [
+        *(ROOT / "chapters").rglob("*.md"),
+        *(ROOT / "helios").rglob("*.py"),
+        *(ROOT / "site" / "hooks").glob("*"),
+    ]
+    assert not [path.name for path in others if path.is_file() and old.encode() in path.read_bytes()]
 
 
 def test_the_front_page_gets_links_and_clone_line(checkout: Path) -> None:
