@@ -1,0 +1,158 @@
+"""The request's walk: one map for the whole book, with the part that a chapter builds lit.
+
+What earlier chapters built has a full outline, what later ones will build a dashed one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from canvas import Box, Canvas
+
+__all__ = ["ALL", "LIT", "walk", "walks"]
+
+ALL = 25  # the chapter in which every room is lit
+LEFT, RIGHT, COLUMN, STEP = 32.0, 528.0, 80.0, 104.0  # five columns of boxes
+
+# Which parts a chapter lights. A part is *built* by the first chapter that lights it.
+LIT: dict[int, tuple[str, ...]] = {
+    0: ("book",),
+    1: ("files",),
+    2: ("ids", "text"),
+    3: ("forward",),
+    4: ("sample",),
+    5: ("clock",),
+    6: ("kv",),
+    7: ("attention",),
+    8: ("pages",),
+    9: ("prefixes",),
+    10: ("pack",),
+    11: ("tick", "plan", "pack", "commit"),
+    12: ("worker", "waiting"),
+    13: ("runner", "forward"),
+    14: ("runner", "forward", "attention"),
+    15: ("runner", "forward"),
+    16: ("runner", "attention"),
+    17: ("runner", "forward"),
+    18: ("checks",),
+    19: ("frames",),
+    20: ("tools",),
+    21: ("mask",),
+    22: ("exchange",),
+    23: ("server",),
+    24: ("watch",),
+    26: ("book",),
+}
+RUNNERS = {13: "C kernels", 14: "native", 15: "compiled", 16: "Triton", 17: "graphs"}
+BORN = {part: chapter for chapter, parts in reversed(LIT.items()) for part in parts} | {"book": 0}
+LIT[ALL] = tuple(part for part in BORN if part not in ("book", "clock"))
+
+TITLES = {
+    0: "the book that writes all of it", 1: "the model's files", 2: "text to ids, and ids to text", 3: "the forward pass",
+    4: "sampling", 5: "the clock beside the client", 6: "the KV cache", 7: "attention", 8: "pages", 9: "shared prefixes",
+    10: "packing", 11: "the tick", 12: "the wait list and the worker thread", 13: "a forward with kernels in C",
+    14: "a forward in native code", 15: "a compiled forward", 16: "attention by a Triton kernel",
+    17: "a forward recorded as a graph", 18: "checking the request", 19: "the answer's frames",
+    20: "tools and thoughts", 21: "the mask beside the forward", 22: "the exchange", 23: "the server",
+    24: "keys, log and metrics", 25: "everything", 26: "the book beside the program",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Map:
+    """The walk as one chapter sees it."""
+
+    sheet: Canvas
+    chapter: int
+    everything: bool
+
+    def state(self, part: str) -> str:
+        """lit, plain (built before) or ghost (to come)."""
+        if part in LIT[self.chapter]:
+            return "lit"
+        return "plain" if self.everything or BORN[part] < self.chapter else "ghost"
+
+    def box(self, part: str, text: str, x: float, y: float, width: float = COLUMN) -> Box:
+        state = self.state(part)
+        return self.sheet.box(x, y, width, 30, text, state, bold=state == "lit", quiet=state == "ghost")
+
+    def frame(self, part: str, text: str, y: float, height: float, x: float, width: float, at: float) -> None:
+        kind = {"lit": "frame-lit", "plain": "frame", "ghost": "frame-ghost"}[self.state(part)]
+        self.sheet.frame(x, y, width, height, text, kind, at)
+
+
+def _column(number: int) -> float:
+    return LEFT + number * STEP
+
+
+def _outside(m: Map) -> None:
+    """Client, server and exchange: the event loop's side."""
+    sheet = m.sheet
+    client = sheet.box(LEFT, 10, 392, 30, "client")
+    clock = m.box("clock", "clock", _column(4), 10)
+    sheet.line(client.right, clock.left, ink="a-faint", dash=True)
+    m.frame("server", "server", 58, 98, 16, 528, 280)
+    checks = m.box("checks", "read, check", LEFT, 72, 136)
+    ids = m.box("ids", "text → ids", LEFT, 114, 136)
+    m.box("watch", "log, metrics", _column(2) - 24, 72, 128)
+    frames = m.box("frames", "frames", _column(4) - 56, 72, 136)
+    tools = m.box("tools", "tools, thoughts", _column(2) - 24, 114, RIGHT - _column(2) + 24)
+    exchange = m.box("exchange", "event loop  →  exchange  →  worker", LEFT, 172, 496)
+    down, up = 100.0, 460.0
+    sheet.arrow((down, 40), (down, checks.y))
+    sheet.arrow((down, 102), (down, ids.y))
+    sheet.arrow(tools.left, ids.right)
+    sheet.arrow((down, 144), (down, exchange.y))
+    sheet.arrow((up, exchange.y), (up, 144))
+    sheet.arrow((up, tools.y), (up, 102))
+    sheet.arrow((up, frames.y), (up, 40))
+
+
+def _inside(m: Map) -> None:
+    """The worker thread: wait list, one tick of the engine, and text."""
+    sheet = m.sheet
+    m.frame("worker", "one worker thread", 222, 190, 16, 528, 280)
+    waiting = m.box("waiting", "wait list", LEFT, 238)
+    files = m.box("files", "files", _column(1), 238)
+    runner = m.box("runner", RUNNERS.get(m.chapter, "runner"), _column(2) - 4, 238, 88)
+    mask = m.box("mask", "mask", _column(3), 238)
+    text = m.box("text", "ids → text", _column(4) - 8, 238, 88)
+    m.frame("tick", "a tick", 286, 116, 24, 512, 228)
+    names = ("plan", "pack", "forward", "sample", "commit")
+    steps = [m.box(name, name, _column(number), 302) for number, name in enumerate(names)]
+    m.frame("kv", "KV cache", 350, 44, 28, 192, 176)
+    prefixes = m.box("prefixes", "prefixes", LEFT, 360, 84)
+    pages = m.box("pages", "pages", _column(1), 360)
+    attention = m.box("attention", "attention", _column(2) - 4, 360, 88)
+    sheet.chain(steps)
+    down, up = 72.0, 488.0
+    sheet.arrow((down, 202), (down, waiting.y))
+    sheet.arrow((down, 268), (down, 302))
+    sheet.chain([files, runner])
+    sheet.arrow(runner.bottom, steps[2].top)
+    sheet.arrow(mask.bottom, steps[3].top)
+    sheet.arrow(steps[4].top, (up, 268))
+    sheet.arrow((up, text.y), (up, 202))
+    sheet.arrow((down, prefixes.y), (down, 332))
+    sheet.arrow(steps[2].bottom, attention.top, both=True)
+    sheet.arrow(pages.right, attention.left, both=True)
+
+
+def walk(chapter: int, name: str = "", everything: bool = False) -> Canvas:
+    """The walk with the part of `chapter` lit; with `everything`, nothing is still to come."""
+    about = (
+        "A request goes from the client through the server (read and check, text to ids), over the exchange, into the "
+        "worker thread's wait list, through the tick's plan, pack, forward, sample and commit, and back as text. "
+    )
+    about += "Filled: this chapter's part. Full outline: built before. Dashed: still to come."
+    sheet = Canvas(name or f"drawing-walk-{chapter:02}", f"The request's walk: {TITLES[chapter]}", about, 470)
+    m = Map(sheet, chapter, everything)
+    _outside(m)
+    _inside(m)
+    m.box("book", "the book: notebooks, exported as all of the above", LEFT, 428, 496)
+    return sheet
+
+
+def walks() -> list[Canvas]:
+    """One map for each chapter, and one for the home page."""
+    return [*(walk(chapter) for chapter in sorted(LIT)), walk(ALL, "drawing-walk", everything=True)]
