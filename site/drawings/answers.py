@@ -49,8 +49,8 @@ def timelines() -> Canvas:
     sheet = Canvas(
         "drawing-05-timelines",
         "Two requests on one clock: first tokens, gaps and ends",
-        "Both are sent at 0. A's tokens come at 1, 2 and 3 seconds, B's at 2 and 4. Time to first token is 1 and 2; the "
-        "gaps are 1, 1 and 2; three tokens have two gaps.",
+        "Both are sent at 0. A's tokens come at 1, 2 and 3 seconds, B's at 2 and 4. Time to first token is 1 and 2; "
+        "the gaps are 1, 1 and 2; three tokens have two gaps.",
         190,
     )
     left, second = 64.0, 112.0
@@ -76,8 +76,8 @@ def bucket() -> Canvas:
     sheet = Canvas(
         "drawing-17-bucket",
         "Three sequences in a recorded bucket of four rows and two pages",
-        "The host fills fixed buffers for token, position and table; the fourth row is padding that points at the scratch "
-        "page. The recording itself works out slots and what each row sees, and is replayed with one call.",
+        "The host fills fixed buffers for token, position and table; the fourth row is padding that points at the "
+        "scratch page. The recording itself works out slots and what each row sees, and is replayed with one call.",
         262,
     )
     columns = (("token", 64.0), ("position", 84.0), ("table", 72.0))
@@ -91,7 +91,10 @@ def bucket() -> Canvas:
         x += wide
     sheet.text(146, 226, "row 3: padding", "quiet", "m")
     sheet.frame(336, 28, 208, 216, "recorded graph", "frame-lit")
-    works = [("slots:", [str(_slot(table, position)) for _, position, table, _ in rows]), ("keys:", [str(r[3]) for r in rows])]
+    works = [
+        ("slots:", [str(_slot(table, position)) for _, position, table, _ in rows]),
+        ("keys:", [str(r[3]) for r in rows]),
+    ]
     for place, (head, numbers) in enumerate(works):
         at = 352 + place * 92.0
         sheet.text(at + 42, 56, head.removesuffix(":"), "ink", "m")
@@ -109,23 +112,19 @@ def _slot(table: str, position: int) -> int:
 def frames() -> Canvas:
     sheet = Canvas(
         "drawing-19-frames",
-        "Three tokens become three frames and an end mark",
-        "The first token sends the role frame and the first content; the second's text goes out together with the finish "
-        "reason that the third, an end token without text, brings; then DONE.",
-        178,
+        "Three tokens become four frames and an end mark",
+        "The first token sends the role's frame and the first content; the second sends its text; the third, an end "
+        "token without text, sends the finish reason in a frame of its own; then DONE.",
+        170,
     )
     sheet.text(16, 35, "tokens", "quiet")
-    sheet.text(16, 137, "frames", "quiet")
-    hel = sheet.box(190, 18, 110, 34, "Hel", "blue")
-    lo = sheet.box(316, 18, 70, 34, "lo", "blue")
-    end = sheet.box(402, 18, 90, 34, "end", "amber")
-    role = sheet.box(84, 112, 96, 50, "role", "plain")
-    first = sheet.box(194, 112, 102, 50, "content\nHel", "blue")
-    sheet.box(310, 112, 118, 50, "content lo\nfinish: stop", "amber")
-    done = sheet.box(442, 112, 102, 50, "[DONE]", "plain")
-    sheet.arrow((220, 52), (role.middle[0], 112))
-    sheet.arrow((hel.middle[0], 52), first.top)
-    sheet.arrow(lo.bottom, (351, 112))
-    sheet.arrow((430, 52), (387, 112))
-    sheet.arrow((end.middle[0] + 20, 52), done.top)
+    sheet.text(16, 129, "frames", "quiet")
+    texts = (("role", "plain"), ("content\nHel", "blue"), ("content\nlo", "green"), ("reason\nstop", "amber"))
+    made = [sheet.box(84 + i * 94, 104, 86, 50, text, kind) for i, (text, kind) in enumerate(texts)]
+    done = sheet.box(460, 104, 84, 50, "[DONE]", "plain")
+    for (text, kind), frame in zip((("Hel", "blue"), ("lo", "green"), ("end", "amber")), made[1:], strict=True):
+        token = sheet.box(frame.x, 18, 86, 34, text, kind)
+        sheet.arrow(token.bottom, frame.top)
+    sheet.arrow((made[1].x + 20, 52), (made[0].middle[0] + 14, 104))
+    sheet.arrow((made[3].x + 66, 52), (done.middle[0] - 14, 104))
     return sheet

@@ -50,8 +50,8 @@ def rotation() -> Canvas:
     sheet = Canvas(
         "drawing-03-rotation",
         "RoPE: position becomes an angle, distance becomes a weight",
-        "Three equal vectors, turned by 0, 1 and 2 radians for their positions. The query at position 2 lies nearest to "
-        f"its own key; the weights are {', '.join(f'{weight:.3f}' for weight in weights)}.",
+        "Three equal vectors, turned by 0, 1 and 2 radians for their positions. The query at position 2 lies nearest "
+        f"to its own key; the weights are {', '.join(f'{weight:.3f}' for weight in weights)}.",
         210,
     )
     centre, radius = (140.0, 150.0), 104.0
@@ -98,8 +98,8 @@ def online_softmax() -> Canvas:
     sheet = Canvas(
         "drawing-07-online-softmax",
         "The online softmax over two blocks of keys",
-        f"After block 1 the maximum is {first[0]}, the sum {first[2]:g}, the mix {first[3]:g}. Block 2 has a larger score, "
-        f"so both are halved before it is added: {second[2]:g} and {second[3]:g}. Their quotient is {answer:g}.",
+        f"After block 1 the maximum is {first[0]}, the sum {first[2]:g}, the mix {first[3]:g}. Block 2 has a larger "
+        f"score, so both are halved before it is added: {second[2]:g} and {second[3]:g}. Their quotient is {answer:g}.",
         232,
     )
     sheet.text(16, 51, "score s", "quiet")

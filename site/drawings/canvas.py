@@ -1,6 +1,6 @@
 """A sheet of paper on which boxes, labels and arrows are put, and which becomes an SVG file.
 
-Coordinates are user units (see `style.WIDTH`), x to the right and y down. Everything is drawn in the order of the calls.
+Coordinates are user units (see `style.WIDTH`), x to the right and y down; what is called later lies on top.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Canvas:
         self._parts.append(f'<polyline class="{names}" points="{places}"/>')
 
     def arrow(self, *points: Point, ink: str = "a", both: bool = False, dash: bool = False) -> None:
-        """A line through points with a head at its end, or at both ends; it stops a little short of what it points at."""
+        """A line through points with a head at its end, or at both; it stops a little short of what it points at."""
         path = list(points)
         heads = []
         for end in (-1, 0) if both else (-1,):

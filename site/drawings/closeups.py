@@ -11,8 +11,8 @@ def answer_parser() -> Canvas:
     sheet = Canvas(
         "drawing-20-parser",
         "Tools on the way in, the parser on the way out",
-        "Tools are checked and spelled into the prompt. The prompt's ids choose the parser's first state. Pieces of text "
-        "from the engine go through AnswerParser and come out as reasoning_content, content and tool_calls.",
+        "Tools are checked and spelled into the prompt. The prompt's ids choose the parser's first state. Pieces of "
+        "text from the engine go through AnswerParser and come out as reasoning_content, content and tool_calls.",
         218,
     )
     row = [
@@ -40,8 +40,9 @@ def grammar_mask() -> Canvas:
     sheet = Canvas(
         "drawing-21-mask",
         "A grammar becomes a mask beside the forward",
-        "The request's format is put into one grammar, compiled, after a process has tried it, into a constraint. While the "
-        "forward computes logits the constraint makes a mask; both meet before sampling, and accept tells it the token.",
+        "The request's format is put into one grammar, compiled, after a process has tried it, into a constraint. "
+        "While the forward computes logits the constraint makes a mask; both meet before sampling, and accept tells it "
+        "the token.",
         206,
     )
     width, step = 92.0, 109.0
@@ -69,7 +70,8 @@ def watching_layers() -> Canvas:
         "drawing-24-layers",
         "Layers on the way in, and a listener beside the worker's events",
         "A request passes log line, CORS, doorman, header limit and key check before its endpoint. After each tick the "
-        "worker hands events to the mailroom and to observe, which adds to integers; a collector reads them for /metrics.",
+        "worker hands events to the mailroom and to observe, which adds to integers; a collector reads them for "
+        "/metrics.",
         226,
     )
     layers = (("log line", 72), ("CORS", 60), ("doorman", 84), ("header limit", 108), ("key?", 54), ("endpoint", 84))
@@ -101,8 +103,9 @@ def settings_path() -> Canvas:
     sheet = Canvas(
         "drawing-25-settings",
         "From flags, variables and defaults to a running server",
-        "A flag beats a HELIOS variable, which beats the default. The settings become the engine's configuration, from which "
-        "scheduler and engine are built, and the app with its log, origins and keys, which waits behind the port.",
+        "A flag beats a HELIOS variable, which beats the default. The settings become the engine's configuration, from "
+        "which scheduler and engine are built, and the app with its log, origins and keys, which waits behind the "
+        "port.",
         226,
     )
     sheet.text(81, 16, "first found wins", "quiet", "m")

@@ -15,7 +15,7 @@ from closeups import answer_parser, grammar_mask, settings_path, watching_layers
 from engine_parts import packed_batch, tick_budget, worker_thread
 from kv_growth import kv_growth
 from memory import hash_chain, page_tables
-from streams import one_waking, triton_grid, who_wrote_what
+from streams import mailroom, triton_grid, who_wrote_what
 from walk import walks
 
 __all__ = ["FIGURES", "drawings", "main", "stale"]
@@ -28,7 +28,7 @@ def drawings() -> list[Canvas]:
     ones = (
         who_wrote_what, head_sharing, rotation, draw_on_a_line, timelines, kv_growth, online_softmax, page_tables,
         hash_chain, packed_batch, tick_budget, worker_thread, triton_grid, bucket, frames, answer_parser, grammar_mask,
-        one_waking, watching_layers, settings_path,
+        mailroom, watching_layers, settings_path,
     )  # fmt: skip
     return [*walks(), *(draw() for draw in ones)]
 

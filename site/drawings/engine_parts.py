@@ -8,38 +8,43 @@ from canvas import Box, Canvas
 
 __all__ = ["packed_batch", "share_budget", "tick_budget", "worker_thread"]
 
-# Name, class, number of tokens and position of the first token of each sequence in the packed pass.
-PACKED = (("A", "blue", 1, 6), ("B", "green", 1, 2), ("C", "amber", 4, 0))
+# Name, class and tokens of each sequence in the packed pass, and the position of its first one.
+PACKED = (("A", "blue", 1, 41), ("B", "green", 1, 306), ("prompt", "amber", 254, 0))
+SHOWN = 4  # cells for a chunk that is too long to draw: the second last one stands for what is left out
+
+
+def _positions(count: int, first: int) -> list[str]:
+    """The positions of a run of tokens as they are drawn."""
+    if count <= SHOWN:
+        return [str(first + i) for i in range(count)]
+    return [*(str(first + i) for i in range(SHOWN - 2)), "…", str(first + count - 1)]
 
 
 def packed_batch() -> Canvas:
     bounds = [0, *accumulate(count for _, _, count, _ in PACKED)]
+    rows = [end - 1 for end in bounds[1:]]
     sheet = Canvas(
         "drawing-10-packed-batch",
         "Three sequences packed into one row of tokens",
-        "A and B bring one token each, C a chunk of four. Tokens lie side by side without padding; each has its position "
-        f"in its own sequence. cu_seqlens is {bounds}; the output head sees rows {[end - 1 for end in bounds[1:]]}.",
-        232,
+        "A and B bring one token each, the prompt a chunk of 254. They lie side by side without padding, each token "
+        f"with its position in its own sequence. cu_seqlens is {bounds}; the output head sees rows {rows}.",
+        198,
     )
-    x, cell, y = 150.0, 60.0, 42.0
-    for label, middle in (("sequence", 18.0), ("token", y + 15), ("position", y + 59)):
-        sheet.text(16, middle, label, "quiet")
-    at = x
-    for name, kind, count, first in PACKED:
-        sheet.text(at + count * cell / 2, 18, name, "ink", "m", bold=True)
-        sheet.cells(at, y, [f"{name.lower()}{first + i}" for i in range(count)], [kind] * count, cell)
-        sheet.cells(at, y + 44, [str(first + i) for i in range(count)], [kind] * count, cell)
-        at += count * cell
-    sheet.text(16, 144, "cu_seqlens", "quiet", code=True)
-    for bound in bounds:
-        sheet.line((x + bound * cell, 122), (x + bound * cell, 132), ink="a")
-        sheet.text(x + bound * cell, 144, str(bound), "ink", "m", code=True)
-    sheet.line((x, 122), (x + bounds[-1] * cell, 122), ink="a")
-    sheet.text(16, 202, "to the head", "quiet")
-    for end in bounds[1:]:
-        middle = x + (end - 0.5) * cell
-        sheet.arrow((middle, 160), (middle, 187), ink="a")
-        sheet.box(middle - 26, 187, 52, 30, f"row {end - 1}", "lit")
+    x, cell, at = 126.0, 68.0, 126.0
+    for label, middle in (("sequence", 18.0), ("positions", 51.0), ("cu_seqlens", 104.0), ("to the head", 171.0)):
+        sheet.text(16, middle, label, "quiet", code=label == "cu_seqlens")
+    sheet.text(at, 104, "0", "ink", "m", code=True)
+    sheet.line((at, 76), (at, 92))
+    for (name, kind, count, first), bound in zip(PACKED, bounds[1:], strict=True):
+        texts = _positions(count, first)
+        sheet.text(at + len(texts) * cell / 2, 18, name, "ink", "m", bold=True)
+        sheet.cells(at, 36, texts, [kind] * len(texts), cell)
+        at += len(texts) * cell
+        sheet.line((at, 76), (at, 92))
+        sheet.text(at, 104, str(bound), "ink", "m", code=True)
+        sheet.arrow((at - cell / 2, 72), (at - cell / 2, 156))
+        sheet.box(at - cell / 2 - 34, 156, 68, 30, f"row {bound - 1}", "lit")
+    sheet.line((x, 84), (at, 84))
     return sheet
 
 
@@ -60,10 +65,10 @@ def tick_budget(budget: int = 256) -> Canvas:
         prompts = [rest - given for rest, given in zip(prompts, ticks[-1][2:], strict=True)]
     first, second = ticks
     sheet = Canvas(
-        "drawing-11-tick-budget",
+        "drawing-10-tick-budget",
         "A budget of 256 tokens in two ticks",
-        f"Tick 1: one token each for A and B, {first[2]} of the prompt of 300, none of the prompt of 40. Tick 2: one each, "
-        f"the remaining {second[2]}, all {second[3]} of the other; {budget - sum(second)} are not needed.",
+        f"Tick 1: one token each for A and B, {first[2]} of the prompt of 300, none of the prompt of 40. Tick 2: one "
+        f"each, the remaining {second[2]}, all {second[3]} of the other; {budget - sum(second)} are not needed.",
         176,
     )
     x, unit = 76.0, (544 - 76 - 2 * 28) / budget
@@ -100,8 +105,9 @@ def worker_thread() -> Canvas:
     sheet = Canvas(
         "drawing-12-worker-thread",
         "Any thread submits, cancels and reads; one worker thread owns the engine",
-        "The wait list has two places: D waits. E found it full and got QueueFull at once. B's cancellation is a note that "
-        "the worker reads before a tick; C took its place beside A. One batch of events goes back after each tick.",
+        "The wait list has two places: D waits. E found it full and got QueueFull at once. B's cancellation is a note "
+        "that the worker reads before a tick; C took its place beside A. One batch of events goes back after each "
+        "tick.",
         272,
     )
     submit, refused, cancel, read = _callers(sheet)

@@ -19,8 +19,8 @@ def kv_growth() -> Canvas:
     sheet = Canvas(
         "drawing-06-kv-growth",
         "The KV cache over one prefill and two decode passes",
-        "Pass 1 writes slots 0 to 3 with A B C D, pass 2 writes x into slot 4, pass 3 writes y into slot 5; slot 6 stays "
-        "free. With the cache 4, 1 and 1 rows go through the layers, without it 4, 5 and 6.",
+        "Pass 1 writes slots 0 to 3 with A B C D, pass 2 writes x into slot 4, pass 3 writes y into slot 5; slot 6 "
+        "stays free. With the cache 4, 1 and 1 rows go through the layers, without it 4, 5 and 6.",
         236,
     )
     slots = len(PROMPT) + len(ANSWER)

@@ -30,8 +30,8 @@ def page_tables() -> Canvas:
     sheet = Canvas(
         "drawing-08-page-tables",
         "Two page tables and the pool they point into",
-        "X has pages 5 and 2, the first full and 44 tokens in the second; Y has pages 7 and 4, the first full and 2 tokens "
-        "in the second. The pass writes slots 555, 2047, 1024 and 1025. Page 0 is the scratch page.",
+        "X has pages 5 and 2, the first full and 44 tokens in the second; Y has pages 7 and 4, the first full and 2 "
+        "tokens in the second. The pass writes slots 555, 2047, 1024 and 1025. Page 0 is the scratch page.",
         266,
     )
     holds = {page: (name, min(PAGE, stored - PAGE * i)) for name, (table, stored) in TABLES.items()
@@ -61,8 +61,8 @@ def hash_chain() -> Canvas:
     sheet = Canvas(
         "drawing-09-hash-chain",
         "The chain of hashes, and a page table that shares its first page",
-        "The salt is the root; block S has page 1; after it come S A with page 2, idle, and S B with page 3. The second "
-        "request's table is pages 1, 3 and 4: the first was found, the others it filled itself.",
+        "The salt is the root; block S has page 1; after it come S A with page 2, idle, and S B with page 3. The "
+        "second request's table is pages 1, 3 and 4: the first was found, the others it filled itself.",
         310,
     )
     root = sheet.box(20, 64, 70, 44, "salt")

@@ -1,11 +1,11 @@
-"""Chapters 02, 16 and 22: who wrote which character, the grid of a Triton launch, and one waking a tick."""
+"""Chapters 02, 16 and 22: who wrote which character, the grid of a Triton launch, and what a slow reader takes."""
 
 from __future__ import annotations
 
 from canvas import Canvas
 from style import text_width
 
-__all__ = ["one_waking", "triton_grid", "who_wrote_what"]
+__all__ = ["mailroom", "taken", "triton_grid", "who_wrote_what"]
 
 Piece = tuple[str, str]  # text, and the class of who wrote it
 
@@ -50,8 +50,8 @@ def triton_grid(parts: int = 3, heads: int = 2, group: int = 4) -> Canvas:
     sheet = Canvas(
         "drawing-16-grid",
         "The grid of programs for one sequence",
-        f"Each of {heads} key heads and each of {parts} parts of the context has a program of its own. It follows the page "
-        f"table, loads its keys once for {group} query heads, and hands on a part result; the parts are merged.",
+        f"Each of {heads} key heads and each of {parts} parts of the context has a program of its own. It follows the "
+        f"page table, loads its keys once for {group} query heads, and hands on a part result; the parts are merged.",
         236,
     )
     x, width = 132.0, 84.0
@@ -70,26 +70,56 @@ def triton_grid(parts: int = 3, heads: int = 2, group: int = 4) -> Canvas:
     return sheet
 
 
-def one_waking() -> Canvas:
+# Per tick what the worker delivers, (choice, text, whether it ends); and what the reader then takes, if it does.
+DELIVERED = (
+    ((0, "Hel", False), (3, "Bye", True)),
+    ((0, "lo", False), (1, "Hi", False)),
+    ((0, "!", True), (2, "No", True)),
+)
+BUSY = (False, True, False)
+CHOICES = ("blue", "green", "amber", "pink")
+
+Event = tuple[int, str, bool]
+
+
+def taken(delivered: tuple[tuple[Event, ...], ...], busy: tuple[bool, ...]) -> list[list[Event]]:
+    """What a reader takes after each tick: all that lies there, joined by choice; nothing while it is busy."""
+    waiting: dict[int, tuple[str, bool]] = {}
+    taken = []
+    for events, occupied in zip(delivered, busy, strict=True):
+        for choice, text, ends in events:
+            waiting[choice] = (waiting.get(choice, ("", False))[0] + text, ends)
+        taken.append([] if occupied else [(choice, *waiting[choice]) for choice in sorted(waiting)])
+        waiting = waiting if occupied else {}
+    return taken
+
+
+def mailroom() -> Canvas:
     sheet = Canvas(
-        "drawing-22-one-waking",
-        "Three streams, one tick, one event, one waking",
-        "A's token is text at once; B's is half a character and C's could become a stop string, so both are held. The "
-        "worker makes one list with A's event and wakes the event loop once, which sends one frame.",
-        218,
+        "drawing-22-mailroom",
+        "One list a tick into the mailroom, and a reader who takes all that lies there",
+        "Ticks 1 to 3 each deliver one list of two events. The reader takes two after tick 1, nothing after tick 2 "
+        "because it is still writing, and after tick 3 what has grown: lo and ! as one piece, Hi, and No.",
+        284,
     )
-    sheet.text(104, 18, "tokens of a tick", "quiet", "m")
-    sheet.frame(208, 28, 180, 170, "one list")
-    rows = (("A", '" world"', "blue"), ("B", "byte C3", "green"), ("C", '"ST"', "amber"))
-    for number, (name, token, kind) in enumerate(rows):
-        y = 50 + number * 48.0
-        sheet.text(24, y + 16, name, "ink", "m", bold=True)
-        box = sheet.box(44, y, 120, 32, token, kind)
-        held = number > 0
-        event = sheet.box(228, y, 140, 32, "held back" if held else '" world"', "ghost" if held else kind, quiet=held)
-        sheet.arrow(box.right, event.left, ink="a-faint" if held else f"a-{kind}")
-    loop = sheet.box(436, 50, 108, 76, "event loop:\nwoken once", "plain")
-    sheet.arrow((388, 88), loop.left)
-    frame = sheet.box(436, 166, 108, 32, "frame for A", "blue")
-    sheet.arrow(loop.bottom, frame.top)
+    for label, y in (("worker", 58), ("mailroom", 128), ("reader", 176)):
+        sheet.text(16, y, label, "quiet")
+    room = sheet.rect(108, 112, 436, 32, "plain")
+    for number, (events, mine) in enumerate(zip(DELIVERED, taken(DELIVERED, BUSY), strict=True)):
+        x = 108 + number * 152.0
+        sheet.text(x + 66, 14, f"tick {number + 1}", "ink", "m", bold=True)
+        for place, event in enumerate(events):
+            _event(sheet, x, 28 + place * 30, event)
+        sheet.arrow((x + 66, 88), (x + 66, room.y))
+        for place, event in enumerate(mine):
+            _event(sheet, x, 176 + place * 30, event)
+        if mine:
+            sheet.arrow((x + 66, 144), (x + 66, 176))
+        else:
+            sheet.box(x, 176, 132, 30, "still writing", "ghost", quiet=True)
     return sheet
+
+
+def _event(sheet: Canvas, x: float, y: float, event: Event) -> None:
+    choice, text, ends = event
+    sheet.box(x, y, 132, 30, f"{choice}: {text}{', stop' if ends else ''}", CHOICES[choice])

@@ -21,8 +21,8 @@ FONT = 'system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,Arial,sans-serif'
 CODE_FONT = "ui-monospace,SFMono-Regular,Menlo,Consolas,monospace"
 CODE_EM = 0.62  # width of a character of a fixed-width font, in em; widest of the usual ones
 
-# A colour by name: on the light paper, on the dark one. Strokes are the colours of Okabe and Ito (helios/book/plots.py),
-# told apart under every common colour blindness; a tint is its stroke mixed with the paper.
+# A colour by name: on the light paper, on the dark one. Strokes are the colours of Okabe and Ito, as in the plots
+# (helios/book/plots.py), told apart under every common colour blindness; a tint is its stroke mixed with the paper.
 PALETTE = {
     "paper": ("#ffffff", "#1e2129"),
     "plain": ("#f4f5f7", "#292d38"),

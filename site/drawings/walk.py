@@ -26,8 +26,8 @@ LIT: dict[int, tuple[str, ...]] = {
     7: ("attention",),
     8: ("pages",),
     9: ("prefixes",),
-    10: ("pack",),
-    11: ("tick", "plan", "pack", "commit"),
+    10: ("plan", "pack"),
+    11: ("tick", "commit"),
     12: ("worker", "waiting"),
     13: ("runner", "forward"),
     14: ("runner", "forward", "attention"),
@@ -48,14 +48,34 @@ BORN = {part: chapter for chapter, parts in reversed(LIT.items()) for part in pa
 LIT[ALL] = tuple(part for part in BORN if part not in ("book", "clock"))
 
 TITLES = {
-    0: "the book that writes all of it", 1: "the model's files", 2: "text to ids, and ids to text", 3: "the forward pass",
-    4: "sampling", 5: "the clock beside the client", 6: "the KV cache", 7: "attention", 8: "pages", 9: "shared prefixes",
-    10: "packing", 11: "the tick", 12: "the wait list and the worker thread", 13: "a forward with kernels in C",
-    14: "a forward in native code", 15: "a compiled forward", 16: "attention by a Triton kernel",
-    17: "a forward recorded as a graph", 18: "checking the request", 19: "the answer's frames",
-    20: "tools and thoughts", 21: "the mask beside the forward", 22: "the exchange", 23: "the server",
-    24: "keys, log and metrics", 25: "everything", 26: "the book beside the program",
-}  # fmt: skip
+    0: "the book that writes all of it",
+    1: "the model's files",
+    2: "text to ids, and ids to text",
+    3: "the forward pass",
+    4: "sampling",
+    5: "the clock beside the client",
+    6: "the KV cache",
+    7: "attention",
+    8: "pages",
+    9: "shared prefixes",
+    10: "plan and pack",
+    11: "the tick",
+    12: "the wait list and the worker thread",
+    13: "a forward with kernels in C",
+    14: "a forward in native code",
+    15: "a compiled forward",
+    16: "attention by a Triton kernel",
+    17: "a forward recorded as a graph",
+    18: "checking the request",
+    19: "the answer's frames",
+    20: "tools and thoughts",
+    21: "the mask beside the forward",
+    22: "the exchange",
+    23: "the server",
+    24: "keys, log and metrics",
+    25: "everything",
+    26: "the book beside the program",
+}
 
 
 @dataclass(frozen=True)
