@@ -101,16 +101,19 @@ class Canvas:
 
     def frame(
         self, x: float, y: float, width: float, height: float, label: str = "", kind: str = "frame",
-        at: float | None = None,
+        at: float | None = None, under: str = "paper",
     ) -> Box:  # fmt: skip
-        """A rectangle around other things, with a label that interrupts its upper side around `at` (its middle)."""
+        """A rectangle around other things, with a label that interrupts its upper side around `at` (its middle).
+
+        `under` is the class of what the frame lies on.
+        """
         box = self.rect(x, y, width, height, kind, round_=8)
         if label:
-            pill = {"frame-lit": "lit", "frame": "paper", "frame-ghost": "paper"}[kind]
+            pill = {"frame-lit": "lit", "frame-blue": "blue"}.get(kind, under)
             wide = text_width(label, bold=pill == "lit") + 16
             middle = at if at is not None else x + width / 2
             inner = self.rect(middle - wide / 2, y - 10, wide, 20, pill)
-            ink = {"frame-lit": "on-lit", "frame": "ink", "frame-ghost": "quiet"}[kind]
+            ink = {"frame-lit": "on-lit", "frame-ghost": "quiet"}.get(kind, "ink")
             self.text(*inner.middle, label, ink, anchor="m", bold=pill == "lit")
         return box
 
@@ -138,10 +141,10 @@ class Canvas:
             places = " ".join(f"{_n(x)},{_n(y)}" for x, y in head)
             self._parts.append(f'<polygon class="{ink}" points="{places}"/>')
 
-    def chain(self, boxes: Sequence[Box], ink: str = "a") -> None:
-        """Arrows from each box to the next at its right."""
-        for left, right in pairwise(boxes):
-            self.arrow(left.right, right.left, ink=ink)
+    def chain(self, boxes: Sequence[Box], ink: str = "a", down: bool = False) -> None:
+        """Arrows from each box to the next at its right, or below it."""
+        for one, other in pairwise(boxes):
+            self.arrow(*((one.bottom, other.top) if down else (one.right, other.left)), ink=ink)
 
     def cells(
         self, x: float, y: float, texts: Sequence[str], kinds: Sequence[str], width: float = 40, height: float = 30,

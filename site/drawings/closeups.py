@@ -29,7 +29,7 @@ def answer_parser() -> Canvas:
     sheet.arrow(row[3].bottom, (428, 80))
     sheet.arrow((348, chosen.bottom[1]), (348, parser.y))
     sheet.arrow((engine.x, 161), parser.right)
-    sheet.text(444, 186, "pieces", "quiet", "m")
+    sheet.text(444, 146, "pieces", "quiet", "m")
     for number, name in enumerate(("reasoning_content", "content", "tool_calls")):
         field = sheet.box(16, 84 + number * 40, 184, 30, name, "green", code=True)
         sheet.arrow(parser.left, (240, 161), (240, field.middle[1]), field.right)

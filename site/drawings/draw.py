@@ -13,6 +13,7 @@ from attention_parts import head_sharing, online_softmax, rotation
 from canvas import Canvas
 from closeups import answer_parser, grammar_mask, settings_path, watching_layers
 from engine_parts import packed_batch, tick_budget, worker_thread
+from kernels import bf16_bits, fusion, page_inside
 from kv_growth import kv_growth
 from memory import hash_chain, page_tables
 from streams import mailroom, triton_grid, who_wrote_what
@@ -27,8 +28,8 @@ def drawings() -> list[Canvas]:
     """Every drawing of the book."""
     ones = (
         who_wrote_what, head_sharing, rotation, draw_on_a_line, timelines, kv_growth, online_softmax, page_tables,
-        hash_chain, packed_batch, tick_budget, worker_thread, triton_grid, bucket, frames, answer_parser, grammar_mask,
-        mailroom, watching_layers, settings_path,
+        hash_chain, packed_batch, tick_budget, worker_thread, bf16_bits, page_inside, fusion, triton_grid, bucket,
+        frames, answer_parser, grammar_mask, mailroom, watching_layers, settings_path,
     )  # fmt: skip
     return [*walks(), *(draw() for draw in ones)]
 

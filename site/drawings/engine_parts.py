@@ -31,7 +31,7 @@ def packed_batch() -> Canvas:
         198,
     )
     x, cell, at = 126.0, 68.0, 126.0
-    for label, middle in (("sequence", 18.0), ("positions", 51.0), ("cu_seqlens", 104.0), ("to the head", 171.0)):
+    for label, middle in (("sequence", 18.0), ("positions", 51.0), ("cu_seqlens", 104.0), ("logits rows", 171.0)):
         sheet.text(16, middle, label, "quiet", code=label == "cu_seqlens")
     sheet.text(at, 104, "0", "ink", "m", code=True)
     sheet.line((at, 76), (at, 92))
@@ -43,7 +43,7 @@ def packed_batch() -> Canvas:
         sheet.line((at, 76), (at, 92))
         sheet.text(at, 104, str(bound), "ink", "m", code=True)
         sheet.arrow((at - cell / 2, 72), (at - cell / 2, 156))
-        sheet.box(at - cell / 2 - 34, 156, 68, 30, f"row {bound - 1}", "lit")
+        sheet.box(at - cell / 2 - 24, 156, 48, 30, str(bound - 1), "lit", bold=True)
     sheet.line((x, 84), (at, 84))
     return sheet
 
@@ -71,7 +71,7 @@ def tick_budget(budget: int = 256) -> Canvas:
         f"each, the remaining {second[2]}, all {second[3]} of the other; {budget - sum(second)} are not needed.",
         176,
     )
-    x, unit = 76.0, (544 - 76 - 2 * 28) / budget
+    x, unit = 76.0, (544 - 76 - 2 * 28) / (budget - 2)
     for number, tick in enumerate(ticks):
         y, at = 34 + number * 52.0, x
         sheet.text(16, y + 17, f"tick {number + 1}", "ink", bold=True)
@@ -111,8 +111,8 @@ def worker_thread() -> Canvas:
         272,
     )
     submit, refused, cancel, read = _callers(sheet)
-    sheet.text(246, 20, "wait list", "quiet", "m")
-    sheet.cells(206, 34, ["D", "–"], ["amber", "ghost"], 40, 54)
+    sheet.text(246, 32, "wait list", "quiet", "m")
+    sheet.cells(206, 46, ["D", "–"], ["amber", "ghost"], 40)
     notes = sheet.box(206, 140, 80, 34, "notes")
     full = sheet.box(182, 96, 104, 26, "QueueFull", "orange")
     sheet.frame(338, 20, 206, 236, "one worker thread", "frame-lit")

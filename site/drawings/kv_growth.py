@@ -28,7 +28,7 @@ def kv_growth() -> Canvas:
     for slot in range(slots):
         sheet.text(LEFT + (slot + 0.5) * CELL, 18, str(slot), "quiet", "m")
     sheet.text(436, 18, "rows", "ink", "m")
-    sheet.text(512, 18, "without", "quiet", "m")
+    sheet.text(512, 18, "no cache", "quiet", "m")
     rows = rows_through_the_layers(len(PROMPT), len(ANSWER))
     stored = ""
     for number, (with_cache, without) in enumerate(rows):

@@ -79,6 +79,6 @@ def hash_chain() -> Canvas:
         cell = sheet.box(above.x if above else 432, 224, 96, 28, page, "blue")
         if above:
             sheet.arrow(cell.top, above.bottom, ink="a-blue", dash=True)
-    sheet.text(16, 238, "second table", "quiet")
+    sheet.text(16, 238, "second request", "quiet")
     sheet.text(280, 290, "name of a block = SHA-256(name before it, its 256 ids)", "quiet", "m")
     return sheet

@@ -52,6 +52,7 @@ SHAPES: dict[str, tuple[str, str, bool]] = {
     "frame": ("none", "line", False),
     "frame-ghost": ("none", "faint", True),
     "frame-lit": ("blue-tint", "blue", False),
+    "frame-blue": ("none", "blue", False),
     "lit": ("blue", "blue", False),
     "bare": ("plain", "none", False),
 }

@@ -45,7 +45,7 @@ LIT: dict[int, tuple[str, ...]] = {
 }
 RUNNERS = {13: "C kernels", 14: "native", 15: "compiled", 16: "Triton", 17: "graphs"}
 BORN = {part: chapter for chapter, parts in reversed(LIT.items()) for part in parts} | {"book": 0}
-LIT[ALL] = tuple(part for part in BORN if part not in ("book", "clock"))
+LIT[ALL] = tuple(part for part in BORN if part not in ("book", "clock"))  # the program, not what stands beside it
 
 TITLES = {
     0: "the book that writes all of it",
@@ -78,27 +78,30 @@ TITLES = {
 }
 
 
+PARENTS = {"kv": ("tick", "worker"), "tick": ("worker",)}  # frames around frames, inner ones first
+
+
 @dataclass(frozen=True)
 class Map:
     """The walk as one chapter sees it."""
 
     sheet: Canvas
     chapter: int
-    everything: bool
 
     def state(self, part: str) -> str:
-        """lit, plain (built before) or ghost (to come)."""
+        """lit, plain (built before) or ghost (to come); blue where all is lit."""
         if part in LIT[self.chapter]:
-            return "lit"
-        return "plain" if self.everything or BORN[part] < self.chapter else "ghost"
+            return "blue" if self.chapter == ALL else "lit"
+        return "plain" if BORN[part] < self.chapter else "ghost"
 
     def box(self, part: str, text: str, x: float, y: float, width: float = COLUMN) -> Box:
         state = self.state(part)
         return self.sheet.box(x, y, width, 30, text, state, bold=state == "lit", quiet=state == "ghost")
 
-    def frame(self, part: str, text: str, y: float, height: float, x: float, width: float, at: float) -> None:
-        kind = {"lit": "frame-lit", "plain": "frame", "ghost": "frame-ghost"}[self.state(part)]
-        self.sheet.frame(x, y, width, height, text, kind, at)
+    def frame(self, part: str, text: str, x: float, y: float, width: float, height: float, at: float) -> None:
+        kinds = {"lit": "frame-lit", "blue": "frame-blue", "plain": "frame", "ghost": "frame-ghost"}
+        dyed = any(self.state(parent) == "lit" for parent in PARENTS.get(part, ()))
+        self.sheet.frame(x, y, width, height, text, kinds[self.state(part)], at, "blue-bare" if dyed else "paper")
 
 
 def _column(number: int) -> float:
@@ -108,71 +111,72 @@ def _column(number: int) -> float:
 def _outside(m: Map) -> None:
     """Client, server and exchange: the event loop's side."""
     sheet = m.sheet
-    client = sheet.box(LEFT, 10, 392, 30, "client")
-    clock = m.box("clock", "clock", _column(4), 10)
-    sheet.line(client.right, clock.left, ink="a-faint", dash=True)
-    m.frame("server", "server", 58, 98, 16, 528, 280)
-    checks = m.box("checks", "read, check", LEFT, 72, 136)
-    ids = m.box("ids", "text → ids", LEFT, 114, 136)
-    m.box("watch", "log, metrics", _column(2) - 24, 72, 128)
-    frames = m.box("frames", "frames", _column(4) - 56, 72, 136)
-    tools = m.box("tools", "tools, thoughts", _column(2) - 24, 114, RIGHT - _column(2) + 24)
-    exchange = m.box("exchange", "event loop  →  exchange  →  worker", LEFT, 172, 496)
-    down, up = 100.0, 460.0
-    sheet.arrow((down, 40), (down, checks.y))
-    sheet.arrow((down, 102), (down, ids.y))
+    asks = sheet.box(LEFT, 10, 136, 30, "client asks")
+    reads = sheet.box(RIGHT - 136, 10, 136, 30, "client reads")
+    clock = m.box("clock", "clock", 216, 10, 128)
+    sheet.line(asks.right, clock.left, ink="a-faint", dash=True)
+    sheet.line(clock.right, reads.left, ink="a-faint", dash=True)
+    m.frame("server", "server", 8, 64, 544, 106, 280)
+    checks = m.box("checks", "read, check", LEFT, 80, 136)
+    ids = m.box("ids", "text → ids", LEFT, 128, 136)
+    m.box("watch", "log, metrics", 216, 80, 128)
+    frames = m.box("frames", "frames", RIGHT - 136, 80, 136)
+    tools = m.box("tools", "tools, thoughts", 216, 128, RIGHT - 216)
+    exchange = m.box("exchange", "exchange", LEFT, 188, RIGHT - LEFT)
+    up = frames.middle[0]
+    sheet.chain([asks, checks, ids], down=True)
     sheet.arrow(tools.left, ids.right)
-    sheet.arrow((down, 144), (down, exchange.y))
-    sheet.arrow((up, exchange.y), (up, 144))
-    sheet.arrow((up, tools.y), (up, 102))
-    sheet.arrow((up, frames.y), (up, 40))
+    sheet.arrow(ids.bottom, (ids.middle[0], exchange.y))
+    sheet.arrow((up, exchange.y), (up, tools.bottom[1]))
+    sheet.arrow((up, tools.y), frames.bottom)
+    sheet.arrow(frames.top, reads.bottom)
 
 
 def _inside(m: Map) -> None:
     """The worker thread: wait list, one tick of the engine, and text."""
     sheet = m.sheet
-    m.frame("worker", "one worker thread", 222, 190, 16, 528, 280)
-    waiting = m.box("waiting", "wait list", LEFT, 238)
-    files = m.box("files", "files", _column(1), 238)
-    runner = m.box("runner", RUNNERS.get(m.chapter, "runner"), _column(2) - 4, 238, 88)
-    mask = m.box("mask", "mask", _column(3), 238)
-    text = m.box("text", "ids → text", _column(4) - 8, 238, 88)
-    m.frame("tick", "a tick", 286, 116, 24, 512, 228)
+    m.frame("worker", "one worker thread", 8, 242, 544, 208, 280)
+    waiting = m.box("waiting", "wait list", LEFT, 260)
+    files = m.box("files", "files", _column(1), 260)
+    runner = m.box("runner", RUNNERS.get(m.chapter, "runner"), _column(2) - 4, 260, 88)
+    text = m.box("text", "ids → text", _column(4) - 8, 260, 88)
+    m.frame("tick", "a tick", 16, 312, 528, 130, 384)
     names = ("plan", "pack", "forward", "sample", "commit")
-    steps = [m.box(name, name, _column(number), 302) for number, name in enumerate(names)]
-    m.frame("kv", "KV cache", 350, 44, 28, 192, 176)
-    prefixes = m.box("prefixes", "prefixes", LEFT, 360, 84)
-    pages = m.box("pages", "pages", _column(1), 360)
-    attention = m.box("attention", "attention", _column(2) - 4, 360, 88)
-    sheet.chain(steps)
-    down, up = 72.0, 488.0
-    sheet.arrow((down, 202), (down, waiting.y))
-    sheet.arrow((down, 268), (down, 302))
+    steps = [m.box(name, name, _column(number), 330) for number, name in enumerate(names)]
+    m.frame("kv", "KV cache", 24, 384, 200, 50, 164)
+    prefixes = m.box("prefixes", "prefixes", LEFT, 398)
+    pages = m.box("pages", "pages", _column(1), 398)
+    attention = m.box("attention", "attention", _column(2) - 4, 398, 88)
+    mask = m.box("mask", "mask", _column(3), 398)
+    down, up = waiting.middle[0], steps[4].middle[0]
+    sheet.arrow((down, 218), waiting.top)
+    sheet.arrow(waiting.bottom, steps[0].top)
     sheet.chain([files, runner])
+    sheet.chain(steps)
     sheet.arrow(runner.bottom, steps[2].top)
-    sheet.arrow(mask.bottom, steps[3].top)
-    sheet.arrow(steps[4].top, (up, 268))
-    sheet.arrow((up, text.y), (up, 202))
-    sheet.arrow((down, prefixes.y), (down, 332))
+    sheet.arrow(mask.top, steps[3].bottom)
+    sheet.arrow(steps[4].top, (up, text.bottom[1]))
+    sheet.arrow((up, text.y), (up, 218))
+    sheet.arrow(prefixes.top, steps[0].bottom)
     sheet.arrow(steps[2].bottom, attention.top, both=True)
     sheet.arrow(pages.right, attention.left, both=True)
 
 
-def walk(chapter: int, name: str = "", everything: bool = False) -> Canvas:
-    """The walk with the part of `chapter` lit; with `everything`, nothing is still to come."""
+def walk(chapter: int, name: str = "") -> Canvas:
+    """The walk with the part of `chapter` lit."""
     about = (
         "A request goes from the client through the server (read and check, text to ids), over the exchange, into the "
         "worker thread's wait list, through the tick's plan, pack, forward, sample and commit, and back as text. "
     )
     about += "Filled: this chapter's part. Full outline: built before. Dashed: still to come."
-    sheet = Canvas(name or f"drawing-walk-{chapter:02}", f"The request's walk: {TITLES[chapter]}", about, 470)
-    m = Map(sheet, chapter, everything)
+    sheet = Canvas(name or f"drawing-walk-{chapter:02}", f"The request's walk: {TITLES[chapter]}", about, 510)
+    m = Map(sheet, chapter)
     _outside(m)
     _inside(m)
-    m.box("book", "the book: notebooks, exported as all of the above", LEFT, 428, 496)
+    m.box("book", "the book: notebooks, exported as all of the above", LEFT, 468, RIGHT - LEFT)
     return sheet
 
 
 def walks() -> list[Canvas]:
     """One map for each chapter, and one for the home page."""
-    return [*(walk(chapter) for chapter in sorted(LIT)), walk(ALL, "drawing-walk", everything=True)]
+    return [*(walk(chapter) for chapter in sorted(LIT)), walk(ALL, "drawing-walk")]
