@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).parents[1]
 TinyFolder = Callable[[str], Path]
 
 # A byte-level tokenizer without merges: 256 bytes, then these.
@@ -117,3 +121,15 @@ def embedded() -> Path:
     from helios.model.files import resolve_model
 
     return resolve_model("smollm2")
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site: the folder that HELIOS_SITE names (`make test` has just built it), else built here, strictly."""
+    if built := os.environ.get("HELIOS_SITE"):
+        return Path(built)
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder

@@ -13,16 +13,21 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 PYTHON = sys.executable
 
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+# Two at a time: a notebook is one process that computes, and one that waits for it.
+NBVAL = ["--nbval-lax", "--nbval-cell-timeout=240", "-p", "no:timeout", "-n", "2", "--dist", "loadfile"]
+
 CHECKS: dict[str, list[str]] = {
     "export": [PYTHON, "-m", "helios.book.export", "--check"],
     "links": [PYTHON, "-m", "helios.book.links", "--check"],
     "lint": [str(BIN / "ruff"), "check", "."],
     "format": [str(BIN / "ruff"), "format", "--check", "helios", "tests", "site"],
     "types": [str(BIN / "mypy")],
+    "words": [str(BIN / "codespell")],
+    "site": [str(BIN / "mkdocs"), "build", "--strict", "--quiet"],
     "model": [str(BIN / "helios"), "fetch"],
     "tests": [PYTHON, "-m", "pytest", "tests", "--durations=10"],
-    "notebooks": [PYTHON, "-m", "pytest", "--nbval-lax", "--nbval-cell-timeout=240", "-p", "no:timeout", "notebooks"],
-    "site": [str(BIN / "mkdocs"), "build", "--strict", "--quiet"],
+    "notebooks": [PYTHON, "-m", "pytest", *NBVAL, *(str(path) for path in NOTEBOOKS)],
 }
 
 
@@ -34,13 +39,15 @@ def chosen(names: list[str]) -> list[str]:
     return wanted
 
 
-def run(name: str) -> tuple[bool, float]:
-    """Run one check with its output shown; whether it passed, and its seconds."""
+def run(name: str, built: bool) -> tuple[bool, float]:
+    """Run one check with its output shown, the site being `built` or not; whether it passed, and its seconds."""
     command = " ".join(Path(part).name if part.startswith("/") else part for part in CHECKS[name])
     print(f"\n=== {name}: {command}", flush=True)
     started = time.monotonic()
     # Waiting torch threads sleep instead of spinning: tests start many processes, and spinning ones starve each other.
     settings = {"OMP_WAIT_POLICY": "PASSIVE", "NO_MKDOCS_2_WARNING": "1"}
+    if built:
+        settings["HELIOS_SITE"] = str(ROOT / "public")
     environment = {**os.environ, **settings, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     passed = subprocess.run(CHECKS[name], cwd=ROOT, env=environment, check=False).returncode == 0
     return passed, time.monotonic() - started
@@ -48,7 +55,9 @@ def run(name: str) -> tuple[bool, float]:
 
 def main() -> int:
     """Run the chosen checks; 0 if all passed."""
-    results = {name: run(name) for name in chosen(sys.argv[1:])}
+    results: dict[str, tuple[bool, float]] = {}
+    for name in chosen(sys.argv[1:]):
+        results[name] = run(name, built=results.get("site", (False, 0.0))[0])
     print("\n=== summary")
     for name, (passed, seconds) in results.items():
         print(f"{'passed' if passed else 'FAILED':<8}{name:<12}{seconds:7.1f} s")

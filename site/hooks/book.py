@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from comparison import drawn_comparison
+from errors_index import errors_page
+from exercise_pages import exercise_names, exercise_pages
+from glossary import read_terms, with_links
 from ledger import drawn_ledger
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -15,7 +18,8 @@ from reference import reference_pages
 from helios.book.links import chapter_page, colab_url, project_url
 
 # Marks of something that only the browser can draw; only pages that have it load the script for it.
-MATHS = 'class="arithmatex"'
+MATHS, MERMAID = 'class="arithmatex"', 'class="mermaid"'
+EXERCISE_LINK = re.compile(r"\]\(\.\./(notebooks/(?:exercises|solutions)/\d\d_\w+)\.ipynb\)")
 NOTEBOOK_LINK = re.compile(r"\]\(\.\./notebooks/(\d\d_\w+)\.ipynb(#[^)]+)?\)")
 
 
@@ -36,9 +40,13 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {"Home": "index.md"},
         {"Read": chapters},
         {"Build": [contents_entry(path) for path in notebooks_of(config)]},
+        {"Exercises": exercise_names(root_of(config), "exercises")},
         {"Measured": ["comparison.md"]},
         {
             "Reference": [
+                "glossary.md",
+                "notation.md",
+                "errors.md",
                 "api/index.md",
                 *(f"api/{name}.md" for name in reference_pages(root_of(config)) if name != "index"),
             ]
@@ -63,17 +71,23 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(File.generated(config, f"notebooks/{part.name}.md", content=part.text))
         for name, data in images.items():
             files.append(File.generated(config, f"notebooks/{name}", content=data))
+    files.append(File.generated(config, "errors.md", content=errors_page(Path(config.docs_dir))))
+    for name, text in exercise_pages(root_of(config)).items():
+        files.append(File.generated(config, name, content=text))
     for name, text in reference_pages(root_of(config)).items():
         files.append(File.generated(config, f"api/{name}.md", content=text))
     return files
 
 
-def chapter_links(url: str, notebook: str) -> str:
+def chapter_links(url: str, notebook: str, exercises: bool) -> str:
     """The line of links below a chapter page's title."""
     links = [f"[Build it in the notebook](notebooks/{Path(notebook).stem}.md)"]
+    if exercises:
+        links.append(f"[Exercises](notebooks/exercises/{Path(notebook).stem}.md)")
     if colab := colab_url(url, notebook):
         links.append(f"[Open in Colab]({colab})")
     links.append(f"[Source]({url}/blob/main/notebooks/{notebook})")
+    links.append(f"[Edit this page]({url}/edit/main/chapters/{chapter_page(notebook)})")
     return " · ".join(links) + "\n{ .links }"
 
 
@@ -99,11 +113,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = re.sub(r"<!-- ledger: (.+?) -->", lambda match: drawn_ledger(ledger, match[1]), markdown)
     markdown = re.sub(r"<!-- comparison: (\w+) -->", lambda match: drawn_comparison(others, match[1]), markdown)
     markdown = markdown.replace("<!-- chapters -->", chapter_table(config))
+    markdown = EXERCISE_LINK.sub(r"](\1.md)", markdown)
     markdown = NOTEBOOK_LINK.sub(lambda match: notebook_page_link(root_of(config), match), markdown)
     notebook = page.file.src_uri.removesuffix(".md").replace("-", "_") + ".ipynb"
-    if (root_of(config) / "notebooks" / notebook).is_file():
+    root = root_of(config)
+    if (root / "notebooks" / notebook).is_file():
+        exercises = (root / "notebooks" / "exercises" / notebook).is_file()
         title, _, rest = markdown.partition("\n")
-        markdown = f"{title}\n\n{chapter_links(project_url(root_of(config)), notebook)}\n{rest}"
+        markdown = f"{title}\n\n{chapter_links(project_url(root), notebook, exercises)}\n{rest}"
     return markdown
 
 
@@ -113,8 +130,10 @@ def notebook_page_link(root: Path, match: re.Match[str]) -> str:
     return f"](notebooks/{page_of(path, anchor[1:]) if anchor and path.is_file() else stem}.md{anchor})"
 
 
-def on_page_content(html: str, page: Page, **_: Any) -> str:
-    page.meta["maths"] = MATHS in html
+def on_page_content(html: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    page.meta["maths"], page.meta["mermaid"] = MATHS in html, MERMAID in html
+    if re.match(r"\d\d-", page.file.src_uri):
+        html = with_links(html, read_terms(Path(config.docs_dir) / "glossary.md"))
     return html
 
 

@@ -22,7 +22,7 @@ TEMPLATE = """{% extends 'markdown/index.md.j2' %}
 {% block stream %}{{ output.text | shown_text }}{% endblock stream %}
 {% block data_text scoped %}{{ output.data['text/plain'] | shown_text }}{% endblock data_text %}
 """
-DIRECTIVE = re.compile(r"(?m)^(#\|.*|# NBVAL_\w+)\n?")
+DIRECTIVE = re.compile(r"(?m)^[ \t]*(#\|.*|# NBVAL_\w+)\n?")
 
 
 def notebook_pages(path: Path) -> tuple[list[Part], dict[str, bytes]]:
@@ -54,7 +54,7 @@ def notebook_links(url: str, notebook: str) -> str:
 def notebook_text(path: Path, links: str) -> tuple[str, dict[str, bytes]]:
     """A notebook's Markdown and its pictures by file name; `links` take the place of the first cell's marker."""
     notebook = nbformat.read(path, as_version=4)
-    titles = exported_cells(path)
+    titles = exported_cells(path) if path.parent.name == "notebooks" else {}
     for number, cell in enumerate(notebook.cells, start=1):
         if number in titles:
             cell.metadata["module"], cell.metadata["names"] = titles[number]

@@ -1,8 +1,6 @@
 """The built site: strict, small, complete in its links, and asking no other host for anything."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,15 +15,6 @@ LOADED = re.compile(
 
 pytestmark = pytest.mark.slow
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-
-
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return folder
 
 
 def pages(site: Path, path: Path) -> dict[str, str]:

@@ -1,87 +1,28 @@
-"""The site in Chromium: quiet, alone with its own host, with drawn formulas, a search that finds, and a dark mode."""
+"""What a reader does on the site: searches, reads formulas and diagrams, turns the light off, uses the keyboard."""
 
-import functools
-import http.server
-import os
-import shutil
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from pathlib import Path
+import io
+from typing import TYPE_CHECKING, Any
 
+import matplotlib.image
+import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[2]
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    " --disable-component-update --disable-sync"
-)
-PAGES = ("index.html", "06-kv-cache.html", "notebooks/06_kv_cache.html", "api/index.html", "api/book.links.html")
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: install it, or name its program in CHROMIUM"),
-]
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make setup-dev")
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+SCHEME = "document.body.dataset.mdColorScheme"
+PLOT, DRAWING = "img[src*='08-padding']", "img[src*='drawing-']"
+# What the keyboard has to reach: whatever is visible and can be activated, numbered in the order of the page.
+NUMBER_TARGETS = """() => {
+    const all = document.querySelectorAll("a[href], button, summary, input:not([type=hidden]), [tabindex='0']");
+    const seen = [...all].filter(e => e.checkVisibility({visibilityProperty: true, opacityProperty: true})
+        && e.getClientRects().length && e.tabIndex >= 0 && !e.closest("[hidden], [aria-hidden=true]"));
+    seen.forEach((e, number) => e.dataset.target = number);
+    return seen.map(e => e.outerHTML.slice(0, 120));
+}"""
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The built site on a free port."""
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-4000:]
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture(scope="module")
-def chromium(address: str) -> Iterator["sync_api.Browser"]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(chromium: "sync_api.Browser", address: str) -> Iterator["sync_api.Page"]:
-    """A page in a fresh profile; afterwards nothing may have been complained of, or asked of another host."""
-    context = chromium.new_context(base_url=address, color_scheme="light")
-    page, complaints = context.new_page(), []
-    page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("response", lambda answer: complaints.append(answer.url) if answer.status >= 400 else None)
-    own = (address, "data:", "blob:")
-    page.on("request", lambda asked: None if asked.url.startswith(own) else complaints.append(asked.url))
-    yield page
-    context.close()
-    assert not complaints
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("url", PAGES)
-def test_a_page_loads_and_fits(page: "sync_api.Page", url: str, width: int) -> None:
-    page.set_viewport_size({"width": width, "height": 800})
-    page.goto(url, wait_until="networkidle")
-    assert page.locator("article h1").is_visible()
-    broken = "images => images.filter(image => !image.naturalWidth).map(image => image.src)"
-    assert page.locator("article img").evaluate_all(broken) == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_formulas_are_drawn(page: "sync_api.Page") -> None:
+def test_formulas_are_drawn(page: "Page") -> None:
     page.goto("06-kv-cache.html", wait_until="networkidle")
     formulas = page.locator(".arithmatex")
     assert formulas.count() > 0 and page.locator(".arithmatex .katex").count() == formulas.count()
@@ -89,26 +30,93 @@ def test_formulas_are_drawn(page: "sync_api.Page") -> None:
     assert page.evaluate("document.fonts.check('16px KaTeX_Math')")
 
 
-def test_search_finds_a_word(page: "sync_api.Page") -> None:
-    page.goto("index.html", wait_until="networkidle")
-    page.locator("input.md-search__input").fill("prefill")
-    found = page.locator(".md-search-result__link").first
-    found.wait_for(timeout=20_000)
-    assert "prefill" in page.locator(".md-search-result__list").inner_text().lower()
+def test_diagrams_are_drawn(page: "Page") -> None:
+    page.goto("12-scheduler.html", wait_until="networkidle")
+    drawn = page.locator("div.mermaid")
+    drawn.first.wait_for(timeout=20_000)
+    assert page.locator("pre.mermaid").count() == 0
+    box = drawn.first.bounding_box()
+    assert box and box["width"] > 200 and box["height"] > 60
 
 
-def test_dark_mode_is_chosen_and_kept(page: "sync_api.Page") -> None:
-    scheme = "document.body.dataset.mdColorScheme"
+@pytest.mark.parametrize(("words", "page_found"), [("page table", "08-paged-attention"), ("prefill", "06-kv-cache")])
+def test_search_finds(page: "Page", words: str, page_found: str) -> None:
     page.goto("index.html", wait_until="networkidle")
-    assert page.evaluate(scheme) == "default"
+    page.locator("input.md-search__input").fill(words)
+    page.locator(".md-search-result__link").first.wait_for(timeout=20_000)
+    found = page.locator(".md-search-result__link").evaluate_all("links => links.map(link => link.href)")
+    assert any(page_found in url for url in found), found
+    assert words.split()[0] in page.locator(".md-search-result__list").inner_text().lower()
+
+
+def pixels(picture: "Locator") -> "np.ndarray[Any, np.dtype[np.float64]]":
+    picture.scroll_into_view_if_needed()
+    image = matplotlib.image.imread(io.BytesIO(picture.screenshot()), format="png")
+    return np.asarray(image[..., :3], np.float64).mean(-1)
+
+
+@pytest.mark.parametrize("picture", [PLOT, DRAWING])
+def test_dark_mode_switches_plots_and_drawings(page: "Page", picture: str) -> None:
+    page.goto("08-paged-attention.html", wait_until="networkidle")
+    light = pixels(page.locator(picture).first)
+    page.locator("label[title='Dark mode']").click()
+    page.wait_for_function(f"{SCHEME} == 'slate'")
+    dark = pixels(page.locator(picture).first)
+    assert np.median(light) > 0.85 and np.median(dark) < 0.35, "the ground follows the page"
+    assert light.min() < 0.5 and dark.max() > 0.6, "and what is drawn stands out from it"
+
+
+def test_dark_mode_is_chosen_and_kept(page: "Page") -> None:
+    page.goto("index.html", wait_until="networkidle")
+    assert page.evaluate(SCHEME) == "default"
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.locator("label[title='Dark mode']").click()
-    page.wait_for_function(f"{scheme} == 'slate'")
+    page.wait_for_function(f"{SCHEME} == 'slate'")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
     page.goto("06-kv-cache.html", wait_until="networkidle")
-    assert page.evaluate(scheme) == "slate"
+    assert page.evaluate(SCHEME) == "slate"
 
 
-def test_cells_of_a_notebook_are_coloured(page: "sync_api.Page") -> None:
+def test_cells_of_a_notebook_are_coloured(page: "Page") -> None:
     page.goto("notebooks/06_kv_cache.html", wait_until="networkidle")
     assert page.locator(".cell code span.k").count() > 10
+
+
+@pytest.mark.parametrize("url", ["index.html", "08-paged-attention.html", "notebooks/06_kv_cache.html"])
+def test_the_keyboard_reaches_everything(page: "Page", url: str) -> None:
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.goto(url, wait_until="networkidle")
+    targets = page.evaluate(NUMBER_TARGETS)
+    reached = set()
+    for _ in range(2 * len(targets) + 20):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement?.dataset.target"))
+    missed = [html for number, html in enumerate(targets) if str(number) not in reached]
+    assert len(targets) > 10 and not missed, missed
+
+
+def test_focus_can_be_seen_and_enter_follows_a_link(page: "Page") -> None:
+    page.goto("index.html", wait_until="networkidle")
+    link = page.locator("a", has_text="Start reading")
+    link.focus()
+    assert link.evaluate("e => e.matches(':focus')")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/00-how-this-book-works.html")
+
+
+def test_previous_and_next_lead_through_the_book(page: "Page") -> None:
+    page.goto("00-how-this-book-works.html", wait_until="load")
+    visited = 1
+    while "/notebooks/" not in (href := page.locator("a.md-footer__link--next").get_attribute("href") or "/notebooks/"):
+        page.goto(page.url.rpartition("/")[0] + "/" + href, wait_until="load")
+        visited += 1
+        assert page.locator("article h1").first.is_visible()
+    assert visited > 20
+
+
+def test_print_hides_what_is_for_the_screen(page: "Page") -> None:
+    page.goto("08-paged-attention.html", wait_until="networkidle")
+    assert page.locator("p.links").first.is_visible()
+    page.emulate_media(media="print")
+    assert not page.locator("p.links").first.is_visible()
+    assert not page.locator(".md-footer").first.is_visible()
