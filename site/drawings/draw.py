@@ -18,6 +18,7 @@ from kv_growth import kv_growth
 from memory import hash_chain, page_tables
 from streams import mailroom, triton_grid, who_wrote_what
 from walk import walks
+from whole import choices, export_path, stations
 
 __all__ = ["FIGURES", "drawings", "main", "stale"]
 
@@ -27,9 +28,10 @@ FIGURES = Path(__file__).resolve().parents[2] / "chapters" / "figures"
 def drawings() -> list[Canvas]:
     """Every drawing of the book."""
     ones = (
-        who_wrote_what, head_sharing, rotation, draw_on_a_line, timelines, kv_growth, online_softmax, page_tables,
-        hash_chain, packed_batch, tick_budget, worker_thread, bf16_bits, page_inside, fusion, triton_grid, bucket,
-        frames, answer_parser, grammar_mask, mailroom, watching_layers, settings_path,
+        export_path, who_wrote_what, head_sharing, rotation, draw_on_a_line, timelines, kv_growth, online_softmax,
+        page_tables, hash_chain, packed_batch, tick_budget, choices, worker_thread, bf16_bits, page_inside, fusion,
+        triton_grid, bucket, frames, answer_parser, grammar_mask, mailroom, stations, watching_layers,
+        settings_path,
     )  # fmt: skip
     return [*walks(), *(draw() for draw in ones)]
 
