@@ -1,8 +1,9 @@
 # Generated from notebooks/25_launch.ipynb by `helios export`; edit the notebook.
-"""`helios serve | chat | bench | export | fetch | plan | doctor`."""
+"""`helios serve | chat | bench | export | fetch | plan | doctor | book`."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import logging
@@ -20,9 +21,9 @@ __all__ = [
     "SENTENCES",
     "app",
     "bench_command",
+    "book_app",
     "chat_command",
     "doctor_command",
-    "export_command",
     "fetch_command",
     "is_mistake",
     "main",
@@ -227,15 +228,22 @@ def bench_command(
         write_json(as_json, [report])
 
 
-@app.command("export")
-def export_command(
-    notebooks: Annotated[Optional[list[Path]], typer.Argument(help="only these; default: all")] = None,  # noqa: UP045
-    check: Annotated[bool, typer.Option("--check", help="write nothing; exit 1 with a diff if they differ")] = False,
-) -> None:
-    """Write helios/ from the notebooks."""
-    from helios.book import export
+def _hand_on(group: typer.Typer, name: str, about: str) -> None:
+    """A command that hands its arguments to `NAME_command` of `helios.book.NAME`, which later chapters may export."""
+    as_given = {"ignore_unknown_options": True, "allow_extra_args": True}
 
-    raise SystemExit(export.export_command([*(["--check"] if check else []), *map(str, notebooks or [])]))
+    @group.command(name, help=about, add_help_option=False, context_settings=as_given)
+    def run(context: typer.Context) -> None:
+        raise SystemExit(getattr(importlib.import_module(f"helios.book.{name}"), f"{name}_command")(context.args))
+
+
+book_app = typer.Typer(no_args_is_help=True)
+_hand_on(app, "export", "Write helios/ from the notebooks.")
+_hand_on(book_app, "new", "Begin a chapter: page, notebook, solution and starter, where you say.")
+_hand_on(book_app, "renumber", "Give chapters other numbers, in every link, name and sentence.")
+_hand_on(book_app, "exercises", "Write the exercise notebooks from their solutions.")
+_hand_on(book_app, "links", "Renew the links to where the project lives.")
+app.add_typer(book_app, name="book", help="Work on the book: new, renumber, exercises, links.")
 
 
 @app.command("fetch")

@@ -9,10 +9,13 @@ refuse.
 
 from __future__ import annotations
 
+import argparse
+import builtins
 import functools
 import inspect
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from helios.book.links import project_url, relinked_notebook
+from helios.book.notebook import NoCheckout, require_checkout
 
 __all__ = [
     "FROM_EXERCISES",
@@ -28,8 +32,10 @@ __all__ = [
     "SHORT_SOLUTION",
     "SOLUTION",
     "check",
+    "exercises_command",
     "hint",
     "is_only_for_solutions",
+    "lonely_starters",
     "refuses",
     "starter_of",
     "without_answers",
@@ -109,7 +115,7 @@ def without_answers(source: str) -> str:
 
 
 def starter_of(solutions: NotebookNode) -> NotebookNode:
-    """The exercise notebook of a solution notebook: answers replaced by dots, no outputs."""
+    """The exercise notebook of a solution notebook: answers replaced by dots, no outputs, the solution's badges."""
     cells = []
     for cell in solutions.cells:
         if is_only_for_solutions(cell.source):
@@ -137,3 +143,32 @@ def write_starters(root: Path, *, check: bool = False) -> list[str]:
                 target.parent.mkdir(exist_ok=True)
                 target.write_text(text, "utf-8", newline="\n")
     return changed
+
+
+def exercises_command(arguments: Sequence[str] | None = None) -> int:
+    """`helios book exercises [--check]`; returns the exit status: 1 when a starter is not what its solution says."""
+    parser = argparse.ArgumentParser("helios book exercises", description="Write the exercises from their solutions.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when an exercise is out of date")
+    check = parser.parse_args(arguments).check
+    try:
+        root = require_checkout()
+        changed = write_starters(root, check=check)
+    except (NoCheckout, ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    for name in changed:
+        print(f"exercises/{name} is out of date; run `helios book exercises`" if check else f"wrote exercises/{name}")
+    return 1 if lonely_starters(root) or (check and changed) else 0
+
+
+def lonely_starters(root: Path) -> list[str]:
+    """Report exercise notebooks without a solution, which nothing writes."""
+    folders = (root / "notebooks" / "exercises", root / "notebooks" / "solutions")
+    starters, solutions = ({path.name for path in folder.glob("*.ipynb")} for folder in folders)
+    for name in sorted(starters - solutions):
+        print(f"exercises/{name} has no solution: write solutions/{name}, or delete it", file=sys.stderr)
+    return sorted(starters - solutions)
+
+
+if __name__ == "__main__" and not hasattr(builtins, "__IPYTHON__"):
+    sys.exit(exercises_command())
