@@ -27,7 +27,7 @@ def draw_on_a_line(top_p: float = 0.7, u: float = 0.62) -> Canvas:
         "Drawing a token is finding a place on a line",
         f"Tokens a and b are kept; their stretches end at {ends[0]:.3f} and {ends[1]:.3f}. c and d are filtered out. "
         f"u = {u} times {ends[kept - 1]:.3f} is {drawn:.3f}, inside the stretch of a.",
-        150,
+        160,
     )
     left, length, y = 24.0, 512.0, 56.0
     starts = [0.0, *ends[:-1]]
@@ -40,7 +40,7 @@ def draw_on_a_line(top_p: float = 0.7, u: float = 0.62) -> Canvas:
     sheet.arrow((left + drawn * length, 28), (left + drawn * length, y), ink="a-orange")
     sheet.text(left + drawn * length, 16, f"u × {ends[kept - 1]:.3f} = {drawn:.3f}", "ink", "m")
     sheet.text(left + (ends[kept - 1] + 1) / 2 * length, 16, "filtered", "quiet", "m")
-    sheet.key(left, 134, [("blue", "kept: drawn among these"), ("ghost", "never drawn")])
+    sheet.key(left, 142, [("blue", "kept: drawn among these"), ("ghost", "never drawn")])
     return sheet
 
 

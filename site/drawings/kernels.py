@@ -44,7 +44,7 @@ def bf16_bits() -> Canvas:
     for number, (value, result) in enumerate(zip(values, (down, up), strict=True)):
         y = 32 + number * 92.0
         bits = float_bits(value)
-        sheet.cells(left + 16 * BIT, y, list(f"{bits:032b}"[16:]), ["ghost"] * 16, BIT, 28)
+        sheet.cells(left + 16 * BIT, y, list(f"{bits:032b}"[16:]), ["bare"] * 16, BIT, 28)
         odd = bits >> 16 & 1
         sheet.text(left, y + 46, f"last bit {odd}: add {0x7FFF + odd:#06x}", "ink")
         sheet.text(

@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -73,6 +74,7 @@ def words(element: ElementTree.Element, when: int) -> Area:
     return Area(x, middle - half, x + width, middle + half, names[0], when, text)
 
 
+@cache
 def sheet(name: str) -> Sheet:
     root = ElementTree.parse(draw.FIGURES / name).getroot()
     made = Sheet(root, [], [], [])
@@ -87,7 +89,7 @@ def sheet(name: str) -> Sheet:
     return made
 
 
-def on_the_way(points: list[tuple[float, float]], step: float = 2.0) -> Iterator[tuple[float, float]]:
+def on_the_way(points: list[tuple[float, float]], step: float = 4.0) -> Iterator[tuple[float, float]]:
     """Points along a line, no more than `step` apart."""
     for (x0, y0), (x1, y1) in pairwise(points):
         count = int(max(abs(x1 - x0), abs(y1 - y0)) / step) + 1
