@@ -8,7 +8,7 @@ serve_flags = $(if $(MODEL),--model '$(MODEL)') $(if $(HOST),--host '$(HOST)') $
 # "compat" puts this folder on the path, so that a clone called helios/ is never mistaken for the package.
 pip_install = $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt --config-settings editable_mode=compat
 
-.PHONY: help setup setup-dev serve chat test bench bench-vllm gpu-check export notebooks site links clean
+.PHONY: help setup setup-dev serve chat test bench bench-vllm gpu-check export notebooks book book-serve links clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,7 +20,8 @@ help:
 	@echo "make bench-vllm Helios, vLLM and transformers in turn on this machine: half an hour, 3.5 GB for vLLM"
 	@echo "make gpu-check  is Helios right and fast on this machine's CUDA device? six minutes; installs nothing"
 	@echo "make export     write helios/ from the notebooks;  make links: badges and links from the project's URL"
-	@echo "make notebooks  open the book's notebooks in Jupyter;  make site: build the site into public/"
+	@echo "make notebooks  open the book's notebooks in Jupyter"
+	@echo "make book       build the book's site into public/, strictly;  make book-serve: preview it, built again at each change"
 
 setup: .venv/installed
 setup-dev: .venv/installed-dev
@@ -65,14 +66,17 @@ export: setup
 	@$(BIN)/helios export
 
 links: setup
-	@$(BIN)/python -m helios.book.links
+	@$(BIN)/helios book links
 
 notebooks: setup-dev
 	@exec $(BIN)/jupyter lab notebooks
 
-site: setup-dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+book: setup-dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open public/index.html"
+
+book-serve: setup-dev
+	@exec $(BIN)/python site/preview.py $(PORT)
 
 clean:
 	rm -rf public build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,6 +20,7 @@ NBVAL = ["--nbval-lax", "--nbval-cell-timeout=240", "-p", "no:timeout", "-n", "2
 CHECKS: dict[str, list[str]] = {
     "export": [PYTHON, "-m", "helios.book.export", "--check"],
     "links": [PYTHON, "-m", "helios.book.links", "--check"],
+    "exercises": [PYTHON, "-m", "helios.book.exercises", "--check"],
     "lint": [str(BIN / "ruff"), "check", "."],
     "format": [str(BIN / "ruff"), "format", "--check", "helios", "tests", "site"],
     "types": [str(BIN / "mypy")],

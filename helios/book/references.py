@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 __all__ = [
+    "DRAWING",
     "EXPLAINED",
     "GAP",
     "LINKED",
@@ -18,16 +19,17 @@ __all__ = [
     "PLACED",
     "ROW",
     "Rewriting",
-    "WALK",
     "WALK_KEY",
     "in_order",
 ]
 LINKED = re.compile(r"\[(\d\d?)\](?=\((?:\.\./chapters/)?(\d\d)-[\w-]+\.md)")
 EXPLAINED = re.compile(r"(?m)\(\d\d?(?:, \d\d?)*\)$")
 ROW = re.compile(r"(?m)^\| (\d\d) \|(?=.*\(chapters/(\d\d)-)")
-WALK = re.compile(r"\bdrawing-walk-\d\d\b")
+DRAWING = re.compile(r"\bdrawing-(?:walk-)?\d\d\b")
 WALK_KEY = re.compile(r'(?m)(?<=[ {])\d\d?(?=: [("])|(?<=^ALL = )\d\d?')
-PLACED = re.compile(r"(chapters/(?:figures/(?:drawing-walk-)?)?|notebooks/(?:exercises/|solutions/)?)(\d\d)([_.-].+)")
+PLACED = re.compile(
+    r"(chapters/(?:figures/(?:drawing-)?(?:walk-)?)?|notebooks/(?:exercises/|solutions/)?)(\d\d)([_.-].+)"
+)
 NAME = re.compile(r"(?<![\w-])(\d\d)([_-])([a-z][a-z0-9_-]*)(…?)")
 GAP = r'(?:[ \u00a0]|\n[ \t]*(?:[#>] ?)?|\\n",\n[ \t]*"(?:[#>] ?)?)'
 NUMBER = r"\d\d?(?!\d|\.\d)"
@@ -93,7 +95,7 @@ class Rewriting:
             text = self.every(ROW, lambda row: self.padded(row) if row[1] == row[2] else row[0], text)
         if path == "site/drawings/walk.py":
             text = self.every(WALK_KEY, self.numbered, text)
-        text = self.every(NAME, self.named, self.every(WALK, self.padded, text))
+        text = self.every(NAME, self.named, self.every(DRAWING, self.padded, text))
         text = self.every(MENTION, self.numbered, text)
         return in_order(text) if path == "README.md" else text
 
