@@ -36,6 +36,7 @@ __all__ = [
     "hint",
     "is_only_for_solutions",
     "lonely_starters",
+    "read_solutions",
     "refuses",
     "starter_of",
     "without_answers",
@@ -130,11 +131,20 @@ def starter_of(solutions: NotebookNode) -> NotebookNode:
     return NotebookNode(cells=cells, metadata=NotebookNode(metadata), nbformat=4, nbformat_minor=5)
 
 
+def read_solutions(path: Path) -> NotebookNode:
+    """A solution notebook; ValueError with its name if it cannot be read."""
+    try:
+        notebook: NotebookNode = nbformat.read(path, as_version=4)
+    except (ValueError, nbformat.ValidationError) as error:
+        raise ValueError(f"solutions/{path.name} is no notebook that can be read: {error}") from error
+    return notebook
+
+
 def write_starters(root: Path, *, check: bool = False) -> list[str]:
     """Write `notebooks/exercises/` from `notebooks/solutions/`; the names of those that changed, or would."""
     url, changed = project_url(root), []
     for path in sorted((root / "notebooks" / "solutions").glob("*.ipynb")):
-        text = nbformat.writes(starter_of(nbformat.read(path, as_version=4))) + "\n"
+        text = nbformat.writes(starter_of(read_solutions(path))) + "\n"
         text = relinked_notebook(text, url, f"exercises/{path.name}")
         target = root / "notebooks" / "exercises" / path.name
         if not target.is_file() or target.read_text("utf-8") != text:

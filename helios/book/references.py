@@ -31,7 +31,7 @@ PLACED = re.compile(
     r"(chapters/(?:figures/(?:drawing-)?(?:walk-)?)?|notebooks/(?:exercises/|solutions/)?)(\d\d)([_.-].+)"
 )
 NAME = re.compile(r"(?<![\w-])(\d\d)([_-])([a-z][a-z0-9_-]*)(…?)")
-GAP = r'(?:[ \u00a0]|\n[ \t]*(?:[#>] ?)?|\\n",\n[ \t]*"(?:[#>] ?)?)'
+GAP = r'(?:[ \u00a0]|\n[ \t]*(?:[#>] ?)?|\\n",\s*"(?:[#>] ?)?)'
 NUMBER = r"\d\d?(?!\d|\.\d)"
 MENTION = re.compile(
     rf"\b[Cc]hapters{GAP}{NUMBER}(?:(?:,{GAP}{NUMBER})*,?(?:{GAP}(?:and|or|to){GAP}|[–-]){NUMBER})?"
