@@ -11,6 +11,7 @@ import pytest
 
 from helios.book.export import export_all, read_modules
 from helios.book.links import chapter_page, relink
+from helios.book.new import in_words
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
@@ -83,17 +84,11 @@ def test_a_notebook_begins_with_title_summary_links_and_setup(path: Path) -> Non
     )
 
 
-NUMBERS = {24: "Twenty-four", 25: "Twenty-five", 26: "Twenty-six", 27: "Twenty-seven", 28: "Twenty-eight"}
-# Notebooks that have outgrown the form and are to be split: most cells, and lines of the median code cell.
-LONG = {"11_continuous_batching": (145, 12), "19_wire": (128, 8), "23_server": (148, 11)}
-
-
 @each_notebook
 def test_a_notebook_is_made_of_small_cells(path: Path) -> None:
     lengths = sorted(len(cell["source"].splitlines()) for cell in code_of(path))
-    most_cells, median = LONG.get(path.stem, (110, 8))
-    assert 40 <= len(cells_of(path)) <= most_cells
-    assert statistics.median(lengths) <= median
+    assert 40 <= len(cells_of(path)) <= 110
+    assert statistics.median(lengths) <= 8
     assert sum(length <= 30 for length in lengths) >= 0.9 * len(lengths)
 
 
@@ -131,4 +126,4 @@ def test_the_readme_lists_every_chapter() -> None:
     for notebook in NOTEBOOKS:
         page = notebook.stem.replace("_", "-")
         assert f"| {page[:2]} |" in text and f"(chapters/{page}.md)" in text and f"(notebooks/{notebook.name})" in text
-    assert f"{NUMBERS[len(NOTEBOOKS)]} notebooks build" in text, "say how many there are"
+    assert f"{in_words(len(NOTEBOOKS)).capitalize()} notebooks build" in text, "say how many there are"
