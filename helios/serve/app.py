@@ -1,9 +1,9 @@
 # Generated from notebooks/23_server.ipynb by `helios export`; edit the notebook.
 """The server: one request's way through.
 
-An HTTP face for the engine: the worker's events cross to the event loop once per tick, answers
-leave whole or as a stream from one source of pieces, and a client that leaves stops costing
-anything within one tick.
+An application around the exchange: endpoints for chat, completions and tokens, each a line of
+stations that may end it with a sentence, and around all of them a layer that gives every answer an
+id.
 """
 
 from __future__ import annotations
