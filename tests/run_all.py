@@ -27,7 +27,8 @@ CHECKS: dict[str, list[str]] = {
     "words": [str(BIN / "codespell")],
     "site": [str(BIN / "mkdocs"), "build", "--strict", "--quiet"],
     "model": [str(BIN / "helios"), "fetch"],
-    "tests": [PYTHON, "-m", "pytest", "tests", "--durations=10"],
+    "browser": [PYTHON, "-m", "pytest", "tests/browser", "-n", "2", "--dist", "load"],
+    "tests": [PYTHON, "-m", "pytest", "tests", "--ignore=tests/browser", "--durations=10"],
     "notebooks": [PYTHON, "-m", "pytest", *NBVAL, *(str(path) for path in NOTEBOOKS)],
 }
 
