@@ -12,6 +12,7 @@ import subprocess
 import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -137,7 +138,7 @@ def run_notebook(path: Path) -> bool:
         [*command, "--inplace", path.name], cwd=path.parent, env=environment, capture_output=True, text=True
     )
     if done.returncode:
-        why = done.stderr.strip().rpartition("\n")[2]
+        why = re.sub(r"\x1b\[[\d;]*m", "", done.stderr.strip().rpartition("\n")[2])
         print(f"{path.name} was not run ({why}): run it from top to bottom and save it", file=sys.stderr)
         return False
     notebook = nbformat.read(path, as_version=4)
@@ -189,8 +190,8 @@ def new_chapter(root: Path, title: str, *, at: int | None = None, name: str = ""
 def finish(root: Path, made: list[str], run: bool) -> list[str]:
     """Write what is generated: links, starters, the module; and run the new notebooks. All paths that were made."""
     if run:
-        for path in made[1:]:
-            run_notebook(root / path)
+        with ThreadPoolExecutor() as workers:
+            list(workers.map(run_notebook, [root / path for path in made[1:]]))
     relink(root)
     starters = [f"notebooks/exercises/{name}" for name in write_starters(root)]
     modules = list(export_all(root).diffs)
