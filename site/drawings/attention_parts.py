@@ -70,7 +70,7 @@ def rotation() -> Canvas:
         sheet.text(320, y + 14, str(place), bold=True)
         bar = sheet.rect(344, y, 280 * weight, 28, kind)
         sheet.text(bar.right[0] + 10, y + 14, f"{weight:.3f}")
-    sheet.text(320, 180, "all moved by 1,000: equal", "quiet")
+    sheet.text(320, 180, "all moved alike: the same", "quiet")
     return sheet
 
 

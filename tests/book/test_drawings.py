@@ -186,3 +186,28 @@ def test_the_file_has_the_colours_of_the_palette(name: str, mode: int) -> None:
 def test_a_page_shows_it_and_describes_it(name: str) -> None:
     alts = [alt for page in PAGES for alt in re.findall(rf"!\[([^\]]*)\]\([^)]*{name}\)", page.read_text("utf-8"))]
     assert alts and all(len(alt) >= 30 for alt in alts), alts
+
+
+def number_words(text: str) -> set[str]:
+    """The numbers of three digits and more, without separators of thousands; fractions, powers and hexadecimals too."""
+    text = re.sub(r"(?<=\d)(,|\{,\})(?=\d{3})", "", text)
+    return set(re.findall(r"0x[0-9a-f]+|(?<![\w.])\d+\.\d+|(?<![\w.])\d{3,}(?![\w.]\d)", text))
+
+
+@each
+def test_numbers_of_a_drawing_are_those_of_its_page(name: str) -> None:
+    wanted = set().union(*(number_words(text.words) for text in sheet(name).texts))
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        if name in text:
+            said = number_words(re.sub(r"!\[[^\]]*\]", "", text))
+            missed = {
+                word for word in wanted - said if not any(other.startswith("0x") and word in other for other in said)
+            }
+            assert not missed, f"{page.name} does not say {sorted(missed)}"
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "chapters").glob("[0-9][0-9]-*.md")), ids=lambda page: page.stem)
+def test_a_chapter_shows_the_walk_with_its_own_part_lit(page: Path) -> None:
+    where = page.read_text("utf-8").partition("## Where we are")[2].partition("\n## ")[0]
+    assert f"(figures/drawing-walk-{page.name[:2]}.svg)" in where
