@@ -44,7 +44,7 @@ LIT: dict[int, tuple[str, ...]] = {
     26: ("book",),
 }
 RUNNERS = {13: "C kernels", 14: "native", 15: "compiled", 16: "Triton", 17: "graphs"}
-BORN = {part: chapter for chapter, parts in reversed(LIT.items()) for part in parts} | {"book": 0}
+BORN = {part: chapter for chapter in sorted(LIT, reverse=True) for part in LIT[chapter]} | {"book": 0}
 LIT[ALL] = tuple(part for part in BORN if part not in ("book", "clock"))  # the program, not what stands beside it
 
 TITLES = {
