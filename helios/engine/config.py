@@ -1,4 +1,4 @@
-# Generated from notebooks/11_continuous_batching.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/10_batching.ipynb by `helios export`; edit the notebook.
 """The engine's settings: one plain dataclass, filled by hand, by `LLM(...)` or by the launcher."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/11_continuous_batching.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/10_batching.ipynb by `helios export`; edit the notebook.
 """What an answer must keep to, as the engine sees it: a mask before each choice, and a word about each chosen token."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/11_continuous_batching.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/10_batching.ipynb by `helios export`; edit the notebook.
 """From sequences to one packed forward: the pass's token ids, positions, page spans and the rows to be sampled."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/11_continuous_batching.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/10_batching.ipynb by `helios export`; edit the notebook.
 """A request and its choices: what the engine knows of each sequence that it is generating."""
 
 from __future__ import annotations

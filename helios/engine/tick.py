@@ -1,4 +1,4 @@
-# Generated from notebooks/11_continuous_batching.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/10_batching.ipynb by `helios export`; edit the notebook.
 """Who gets how many tokens of the next forward: a pure function, no tensors, no model."""
 
 from __future__ import annotations
