@@ -18,6 +18,7 @@ __all__ = [
     "badges",
     "chapter_page",
     "colab_url",
+    "counterpart",
     "links_command",
     "project_url",
     "relink",
@@ -49,17 +50,18 @@ def colab_url(url: str, notebook: str) -> str | None:
 COUNTERPART = {"exercises": "solutions", "solutions": "exercises"}
 
 
-def badges(url: str, notebook: str) -> str:
-    """The line of links in a notebook's first cell; the marker stays, so that it can be written again.
+def counterpart(url: str, notebook: str) -> list[str]:
+    """The link from a chapter's exercises to their solutions, or back; none in a chapter's notebook."""
+    folder, _, name = notebook.rpartition("/")
+    other = COUNTERPART.get(folder)
+    return [f"[{other.capitalize()}]({url}/blob/main/notebooks/{other}/{name})"] if other else []
 
-    `notebook` is its path below notebooks/. Those in exercises/ and in solutions/ name each other.
-    """
+
+def badges(url: str, notebook: str) -> str:
+    """The line of links in a first cell; the marker stays, to write it again. `notebook`: its path below notebooks/."""
     colab = colab_url(url, notebook)
     links = [f"[Open in Colab]({colab})"] if colab else []
-    links.append(f"[Source]({url}/blob/main/notebooks/{notebook})")
-    folder, _, name = notebook.rpartition("/")
-    if other := COUNTERPART.get(folder):
-        links.append(f"[{other.capitalize()}]({url}/blob/main/notebooks/{other}/{name})")
+    links += [f"[Source]({url}/blob/main/notebooks/{notebook})", *counterpart(url, notebook)]
     links.append(f"[Read the chapter]({url}/blob/main/chapters/{chapter_page(notebook)})")
     return " · ".join(["<!-- badges --> " + links[0], *links[1:]])
 

@@ -156,7 +156,8 @@ def read_book(root: Path) -> dict[str, str]:
         for path in [top] if top.is_file() else sorted(top.rglob("*")):
             below = path.relative_to(root)
             if path.is_file() and not LEFT_ALONE.intersection(below.parts):
-                files[below.as_posix()] = path.read_bytes().decode("utf-8") if path.suffix in TEXTS else ""
+                is_text = path.suffix in TEXTS or path.name.startswith("drawing-")  # drawn by hand, words in it
+                files[below.as_posix()] = path.read_bytes().decode("utf-8") if is_text else ""
     return files
 
 
