@@ -41,7 +41,7 @@ def test_every_engine_setting_can_be_set() -> None:
             assert given[field.name] == field.default, f"{field.name} has two defaults"
 
 
-@pytest.mark.parametrize("command", ["serve", "chat", "bench", "export", "fetch", "plan", "doctor"])
+@pytest.mark.parametrize("command", ["serve", "chat", "bench", "export", "fetch", "plan", "doctor", "book"])
 def test_every_command_has_help(command: str) -> None:
     answer = runner.invoke(app, [command, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
     assert answer.exit_code == 0
