@@ -1,9 +1,8 @@
 # Generated from notebooks/19_wire.ipynb by `helios export`; edit the notebook.
-"""The wire: asking and answering in OpenAI's protocol.
+"""The wire: the shapes of an answer.
 
-How answers are written: the JSON of chat and completion answers, their streamed chunks and their
-logprobs; and, before that, how requests are read: every field checked before anything runs, every
-refusal in the shape that clients unwrap.
+How answers are written: a choice that grows piece by piece, its log-probabilities, and the JSON of
+chat and completion answers, whole or as the frames of a stream.
 """
 
 from __future__ import annotations
