@@ -22,7 +22,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from helios.book.links import project_url, relinked_notebook
+from helios.book.links import project_url, release_ref, relinked_notebook
 from helios.book.notebook import NoCheckout, require_checkout
 
 __all__ = [
@@ -142,10 +142,10 @@ def read_solutions(path: Path) -> NotebookNode:
 
 def write_starters(root: Path, *, check: bool = False) -> list[str]:
     """Write `notebooks/exercises/` from `notebooks/solutions/`; the names of those that changed, or would."""
-    url, changed = project_url(root), []
+    url, ref, changed = project_url(root), release_ref(root), []
     for path in sorted((root / "notebooks" / "solutions").glob("*.ipynb")):
         text = nbformat.writes(starter_of(read_solutions(path))) + "\n"
-        text = relinked_notebook(text, url, f"exercises/{path.name}")
+        text = relinked_notebook(text, url, f"exercises/{path.name}", ref)
         target = root / "notebooks" / "exercises" / path.name
         if not target.is_file() or target.read_text("utf-8") != text:
             changed.append(path.name)

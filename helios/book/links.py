@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from helios.book.notebook import NoCheckout, require_checkout
 
@@ -20,7 +21,9 @@ __all__ = [
     "colab_url",
     "counterpart",
     "links_command",
+    "project_facts",
     "project_url",
+    "release_ref",
     "relink",
     "relinked_install",
     "relinked_notebook",
@@ -28,9 +31,21 @@ __all__ = [
 ]
 
 
+def project_facts(root: Path) -> dict[str, Any]:
+    """The table `[project]` of pyproject.toml."""
+    facts: dict[str, Any] = tomllib.loads((root / "pyproject.toml").read_text("utf-8")).get("project", {})
+    return facts
+
+
+def release_ref(root: Path) -> str:
+    """What the set-up cells install: the tag of this version, `v0.1.0`; between releases (`.dev`) the branch main."""
+    version = str(project_facts(root).get("version", "0.dev"))
+    return "main" if "dev" in version else f"v{version}"
+
+
 def project_url(root: Path) -> str:
     """The project's address, as `[project.urls] Repository` in pyproject.toml gives it."""
-    urls = tomllib.loads((root / "pyproject.toml").read_text("utf-8")).get("project", {}).get("urls", {})
+    urls = project_facts(root).get("urls", {})
     if "Repository" not in urls:
         raise ValueError('pyproject.toml names no address: add `Repository = "https://…"` under [project.urls]')
     return str(urls["Repository"]).rstrip("/").removesuffix(".git")
@@ -66,18 +81,18 @@ def badges(url: str, notebook: str) -> str:
     return " · ".join(["<!-- badges --> " + links[0], *links[1:]])
 
 
-def relinked_notebook(text: str, url: str, notebook: str) -> str:
-    """A notebook file with its links renewed, every other byte as it was."""
+def relinked_notebook(text: str, url: str, notebook: str, ref: str = "main") -> str:
+    """A notebook file with its links renewed, every other byte as it was; it installs what is at `ref`."""
     text = re.sub(r'<!-- badges -->[^"\\]*', lambda _: badges(url, notebook), text, count=1)
-    return relinked_install(text, url)
+    return relinked_install(text, url, ref)
 
 
-def relinked_install(text: str, url: str) -> str:
-    """Renew the address in `pip install "helios @ git+…"`."""
-    return re.sub(r'(helios @ git\+)https?://[^"\'\\\s`@#]+', lambda match: match[1] + url, text)
+def relinked_install(text: str, url: str, ref: str) -> str:
+    """Renew address and tag in `pip install "helios @ git+…@…"`."""
+    return re.sub(r'(helios @ git\+)https?://[^"\'\\\s`#]+', lambda match: f"{match[1]}{url}@{ref}", text)
 
 
-def relinked_page(text: str, url: str) -> str:
+def relinked_page(text: str, url: str, ref: str = "main") -> str:
     """README or CONTRIBUTING with links renewed: the line that begins with the marker, and the commands."""
     start = colab_url(url, "00_how_this_book_works.ipynb")
     links = ["[Read the book](chapters/index.md)", "[Notebooks](notebooks)"]
@@ -85,19 +100,19 @@ def relinked_page(text: str, url: str) -> str:
     line = "<!-- badges --> " + " · ".join(links)
     text = re.sub(r"(?m)^<!-- badges -->.*$", lambda _: line, text)
     text = re.sub(r"git clone https?://[^\s`]+", lambda _: f"git clone {url}", text)
-    return relinked_install(text, url)
+    return relinked_install(text, url, ref)
 
 
 def relink(root: Path, *, check: bool = False) -> list[str]:
     """Renew the links of a checkout's notebooks and front pages; returns the files that changed (or would)."""
-    url, changed = project_url(root), []
+    url, ref, changed = project_url(root), release_ref(root), []
     pages = [root / name for name in ("README.md", "CONTRIBUTING.md") if (root / name).is_file()]
     for path in [*sorted((root / "notebooks").rglob("*.ipynb")), *pages]:
         if ".ipynb_checkpoints" in path.parts:
             continue
         old = path.read_text("utf-8")
         name = path.relative_to(root / "notebooks").as_posix() if path.suffix == ".ipynb" else ""
-        new = relinked_notebook(old, url, name) if name else relinked_page(old, url)
+        new = relinked_notebook(old, url, name, ref) if name else relinked_page(old, url, ref)
         if new != old:
             changed.append(path.relative_to(root).as_posix())
             if not check:

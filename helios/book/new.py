@@ -20,7 +20,7 @@ from nbformat import NotebookNode
 
 from helios.book.exercises import write_starters
 from helios.book.export import export_all
-from helios.book.links import project_url, relink
+from helios.book.links import project_url, release_ref, relink
 from helios.book.notebook import NoCheckout, require_checkout
 from helios.book.references import in_order
 from helios.book.renumber import (
@@ -99,9 +99,10 @@ META = {
     "language_info": {"name": "python"},
 }
 SETUP = """# Setup: on Colab this installs Helios beside the torch that is there; elsewhere it is installed already.
-import importlib.util
+import importlib.metadata, importlib.util
 if importlib.util.find_spec("helios") is None:
-    {percent}pip install -q "helios @ git+{url}\""""
+    keep = " ".join(f'"{{name}}=={{importlib.metadata.version(name)}}"' for name in ("torch", "numpy"))
+    {percent}pip install -q "helios @ git+{url}@{ref}" {{keep}}"""
 
 
 def template_of(root: Path, name: str) -> str:
@@ -176,7 +177,7 @@ def new_chapter(root: Path, title: str, *, at: int | None = None, name: str = ""
         if (root / path).exists():
             raise BookError(f"{path} exists already: choose another title, or add --name")
     apply_plan(plan_renumbering(files, insertion(chapters, number)), root)
-    setup = SETUP.format(percent="%", url=project_url(root))
+    setup = SETUP.format(percent="%", url=project_url(root), ref=release_ref(root))
     words = {"TITLE": title, "NAME": name, "NN": f"{number:02}", "STEM": stem, "SETUP": setup}
     (root / page).write_text(filled(texts[0], words), "utf-8", newline="\n")
     for path, template, ids in zip(made[1:], texts[1:], (f"{number:02}", f"x{number:02}"), strict=True):

@@ -18,7 +18,8 @@ SETUP = '%pip install -q "helios @ git+https://github.com/someone/else"'
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     (tmp_path / "notebooks").mkdir()
-    (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "x"\n[project.urls]\nRepository = "{URL}.git"\n')
+    facts = f'[project]\nname = "x"\nversion = "1.2.3"\n[project.urls]\nRepository = "{URL}.git"\n'
+    (tmp_path / "pyproject.toml").write_text(facts)
     cells = [{"cell_type": "markdown", "source": FIRST.splitlines(True)}, {"cell_type": "code", "source": [SETUP]}]
     (tmp_path / "notebooks" / "06_kv_cache.ipynb").write_text(json.dumps({"cells": cells}, indent=1))
     page = "<!-- badges --> old\n\n    git clone https://github.com/someone/else\n"
@@ -49,7 +50,11 @@ def test_a_notebook_gets_its_links_and_its_address(checkout: Path) -> None:
     assert line.startswith("<!-- badges --> [Open in Colab](https://colab.research.google.com/github/reader/fork/blob/")
     assert f"[Source]({URL}/blob/main/notebooks/06_kv_cache.ipynb)" in line
     assert f"({URL}/blob/main/chapters/06-kv-cache.md)" in line
-    assert setup["source"] == [f'%pip install -q "helios @ git+{URL}"']
+    assert setup["source"] == [f'%pip install -q "helios @ git+{URL}@v1.2.3"']
+    pyproject = checkout / "pyproject.toml"
+    pyproject.write_text(pyproject.read_text().replace("1.2.3", "1.3.0.dev0"))
+    assert relink(checkout) == ["notebooks/06_kv_cache.ipynb"], "between releases the branch is installed"
+    assert f"git+{URL}@main" in (checkout / "notebooks" / "06_kv_cache.ipynb").read_text()
 
 
 def test_exercises_and_solutions_open_themselves_and_name_each_other_and_the_chapter(checkout: Path) -> None:
