@@ -1,4 +1,4 @@
-# Generated from notebooks/25_launch.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/26_launch.ipynb by `helios export`; edit the notebook.
 """Helios: an LLM inference engine built by a book of notebooks.
 
 `from helios import LLM, SamplingParams` is the offline API; `helios serve` is the server.

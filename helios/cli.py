@@ -1,4 +1,4 @@
-# Generated from notebooks/25_launch.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/26_launch.ipynb by `helios export`; edit the notebook.
 """`helios serve | chat | bench | export | fetch | plan | doctor | book`."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/26_authors.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/27_authors.ipynb by `helios export`; edit the notebook.
 """Appendix: writing a chapter of your own.
 
 Exercises that check themselves, and starters that cannot drift from their solutions. A solution

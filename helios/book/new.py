@@ -1,4 +1,4 @@
-# Generated from notebooks/26_authors.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/27_authors.ipynb by `helios export`; edit the notebook.
 """A new chapter: page, notebook, solution and starter, in the form that the tests ask for."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/26_authors.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/27_authors.ipynb by `helios export`; edit the notebook.
 """What is a reference to a chapter, and how a text reads with new numbers."""
 
 from __future__ import annotations

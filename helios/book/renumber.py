@@ -1,4 +1,4 @@
-# Generated from notebooks/26_authors.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/27_authors.ipynb by `helios export`; edit the notebook.
 """Chapters get other numbers: files move, and every link, header, cell id and mention follows."""
 
 from __future__ import annotations

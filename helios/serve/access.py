@@ -1,4 +1,4 @@
-# Generated from notebooks/24_watching.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/25_watching.ipynb by `helios export`; edit the notebook.
 """One line of log for each request: who, how long, how many tokens, why it ended. Never what was said."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/22_exchange.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/23_exchange.ipynb by `helios export`; edit the notebook.
 """Two ways to answer: whole, and as a stream of server-sent events."""
 
 from __future__ import annotations

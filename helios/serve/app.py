@@ -1,4 +1,4 @@
-# Generated from notebooks/23_server.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/24_server.ipynb by `helios export`; edit the notebook.
 """The server: one request's way through.
 
 An application around the exchange: endpoints for chat, completions and tokens, each a line of

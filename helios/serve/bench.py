@@ -1,4 +1,4 @@
-# Generated from notebooks/25_launch.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/26_launch.ipynb by `helios export`; edit the notebook.
 """What `helios bench` measures: an engine in this process, a server elsewhere, or the engine's ticks alone."""
 
 from __future__ import annotations

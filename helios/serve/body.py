@@ -1,4 +1,4 @@
-# Generated from notebooks/18_asking.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/19_asking.ipynb by `helios export`; edit the notebook.
 """A request's bytes as a JSON object, and a 400 for what only looks like one."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/23_server.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/24_server.ipynb by `helios export`; edit the notebook.
 """The chat endpoint: messages to a prompt, an answer to content, thoughts and calls."""
 
 from __future__ import annotations

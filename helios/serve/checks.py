@@ -1,4 +1,4 @@
-# Generated from notebooks/18_asking.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/19_asking.ipynb by `helios export`; edit the notebook.
 """What types cannot say: fields that are refused by name, fields that need each other, and who decides a value."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/19_wire.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/20_wire.ipynb by `helios export`; edit the notebook.
 """What both wires speak of: a choice as it grows, the prompt in front of it, and what is counted."""
 
 from __future__ import annotations

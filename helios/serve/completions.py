@@ -1,4 +1,4 @@
-# Generated from notebooks/23_server.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/24_server.ipynb by `helios export`; edit the notebook.
 """The completions endpoint: prompts as text or ids, echoed and scored if that is wanted."""
 
 from __future__ import annotations

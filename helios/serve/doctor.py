@@ -1,4 +1,4 @@
-# Generated from notebooks/25_launch.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/26_launch.ipynb by `helios export`; edit the notebook.
 """What this machine has, what Helios would choose on it, and what to do about what is missing."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/23_server.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/24_server.ipynb by `helios export`; edit the notebook.
 """The outermost layer of the server: tidy paths, and an id on every answer."""
 
 from __future__ import annotations

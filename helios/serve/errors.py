@@ -1,4 +1,4 @@
-# Generated from notebooks/18_asking.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/19_asking.ipynb by `helios export`; edit the notebook.
 """What went wrong, in the shape that OpenAI's clients unwrap: one exception class, one body, one table of statuses."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/22_exchange.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/23_exchange.ipynb by `helios export`; edit the notebook.
 """One HTTP request's dealings with the engine: its jobs, their events on the event loop, and leaving early."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/21_structured.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/22_structured.ipynb by `helios export`; edit the notebook.
 """What a request asks its answer to look like: its fields become one grammar, and a compiler's complaint a 400."""
 
 from __future__ import annotations

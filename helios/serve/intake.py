@@ -1,4 +1,4 @@
-# Generated from notebooks/22_exchange.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/23_exchange.ipynb by `helios export`; edit the notebook.
 """Taking a request in: its body as JSON, its text as token ids, neither at the event loop's expense."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/20_tools.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/21_tools.ipynb by `helios export`; edit the notebook.
 """One JSON object, read in pieces: where it ends, whether it can still be one, and its values as they grow."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/24_watching.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/25_watching.ipynb by `helios export`; edit the notebook.
 """API keys: who may ask, and which tenant of the prefix cache they are."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/25_launch.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/26_launch.ipynb by `helios export`; edit the notebook.
 """Launch.
 
 Everything the book built, assembled: settings from flags and environment, a server that says what

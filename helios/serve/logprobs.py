@@ -1,4 +1,4 @@
-# Generated from notebooks/19_wire.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/20_wire.ipynb by `helios export`; edit the notebook.
 """Log-probabilities on the wire: chat's entries, the four lists of completions, and where each token begins."""
 
 from __future__ import annotations

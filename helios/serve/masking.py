@@ -1,4 +1,4 @@
-# Generated from notebooks/21_structured.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/22_structured.ipynb by `helios export`; edit the notebook.
 """The masks of one model: which ids are text, what a compiled grammar allows of them, and thoughts before an answer."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/24_watching.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/25_watching.ipynb by `helios export`; edit the notebook.
 """Watching.
 
 What a server must tell the people who run it, and whom it must not listen to: metrics counted in

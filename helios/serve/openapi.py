@@ -1,4 +1,4 @@
-# Generated from notebooks/23_server.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/24_server.ipynb by `helios export`; edit the notebook.
 """What the framework cannot know of our endpoints: their bodies, the shapes of answers, and how they refuse."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/20_tools.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/21_tools.ipynb by `helios export`; edit the notebook.
 """Tools and thoughts: what a model says besides its answer.
 
 A model's text can hold calls of functions and blocks of thought. This notebook takes them out of a

@@ -1,4 +1,4 @@
-# Generated from notebooks/25_launch.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/26_launch.ipynb by `helios export`; edit the notebook.
 """Arithmetic before a download: does a model fit a device, how many requests, and how fast at the very best."""
 
 from __future__ import annotations

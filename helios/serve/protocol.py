@@ -1,4 +1,4 @@
-# Generated from notebooks/18_asking.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/19_asking.ipynb by `helios export`; edit the notebook.
 """What a client may ask: the fields of each endpoint's body, their types and their defaults."""
 
 from __future__ import annotations

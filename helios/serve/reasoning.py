@@ -1,4 +1,4 @@
-# Generated from notebooks/20_tools.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/21_tools.ipynb by `helios export`; edit the notebook.
 """Thoughts before the answer: told apart in the text, counted in the ids, and begun where the prompt says so."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/24_watching.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/25_watching.ipynb by `helios export`; edit the notebook.
 """What Prometheus reads: what was counted, and what the scheduler knows when asked, under Helios's names and vLLM's."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/23_server.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/24_server.ipynb by `helios export`; edit the notebook.
 """What every endpoint needs: the engine's facts, the served name, tenants, and answers that keep to a grammar."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/25_launch.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/26_launch.ipynb by `helios export`; edit the notebook.
 """Every setting, once: its name, type, default and help text, from a flag or a `HELIOS_…` variable."""
 
 from __future__ import annotations

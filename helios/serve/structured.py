@@ -1,4 +1,4 @@
-# Generated from notebooks/21_structured.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/22_structured.ipynb by `helios export`; edit the notebook.
 """Structured output: answers that programs can read.
 
 A grammar decides which tokens may come next: one bit for each, computed while the model computes,

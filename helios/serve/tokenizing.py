@@ -1,4 +1,4 @@
-# Generated from notebooks/23_server.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/24_server.ipynb by `helios export`; edit the notebook.
 """The endpoints that count: text or messages to ids, and ids to text."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/20_tools.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/21_tools.ipynb by `helios export`; edit the notebook.
 """Tool calls in a stream of text: content goes on at once, a call becomes an id, a name and growing arguments."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/20_tools.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/21_tools.ipynb by `helios export`; edit the notebook.
 """What a request says about tools: its fields checked, and tools spelled out for templates without a place for them."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# Generated from notebooks/21_structured.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/22_structured.ipynb by `helios export`; edit the notebook.
 """Compiling a client's grammar, and a process that tries it first: what crashes or hangs there costs nobody else."""
 
 from __future__ import annotations

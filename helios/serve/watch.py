@@ -1,4 +1,4 @@
-# Generated from notebooks/24_watching.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/25_watching.ipynb by `helios export`; edit the notebook.
 """Everything that watches, put around the application: log line, CORS, keys, `/metrics`."""
 
 from __future__ import annotations

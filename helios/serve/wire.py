@@ -1,4 +1,4 @@
-# Generated from notebooks/19_wire.ipynb by `helios export`; edit the notebook.
+# Generated from notebooks/20_wire.ipynb by `helios export`; edit the notebook.
 """The wire: the shapes of an answer.
 
 How answers are written: a choice that grows piece by piece, its log-probabilities, and the JSON of

@@ -1,4 +1,4 @@
-"""Chapters 04, 05, 17 and 19: a draw on a line, two timelines, a bucket of a recorded graph, and an answer's frames."""
+"""Chapters 04, 05, 17 and 20: a draw on a line, two timelines, a bucket of a recorded graph, and an answer's frames."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _slot(table: str, position: int) -> int:
 
 def frames() -> Canvas:
     sheet = Canvas(
-        "drawing-19-frames",
+        "drawing-20-frames",
         "Three tokens become four frames and an end mark",
         "The first token sends the role's frame and the first content; the second sends its text; the third, an end "
         "token without text, sends the finish reason in a frame of its own; then DONE.",

@@ -1,4 +1,4 @@
-"""Closer views of one room of the walk: chapters 20, 21, 24 and 25, where the map alone says too little."""
+"""Closer views of one room of the walk: chapters 21, 22, 25 and 26, where the map alone says too little."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["answer_parser", "grammar_mask", "settings_path", "watching_layers"]
 
 def answer_parser() -> Canvas:
     sheet = Canvas(
-        "drawing-20-parser",
+        "drawing-21-parser",
         "Tools on the way in, the parser on the way out",
         "Tools are checked and spelled into the prompt. The prompt's ids choose the parser's first state. Pieces of "
         "text from the engine go through AnswerParser and come out as reasoning_content, content and tool_calls.",
@@ -38,7 +38,7 @@ def answer_parser() -> Canvas:
 
 def grammar_mask() -> Canvas:
     sheet = Canvas(
-        "drawing-21-mask",
+        "drawing-22-mask",
         "A grammar becomes a mask beside the forward",
         "The request's format is put into one grammar, compiled, after a process has tried it, into a constraint. "
         "While the forward computes logits the constraint makes a mask; both meet before sampling, and accept tells it "
@@ -67,7 +67,7 @@ def grammar_mask() -> Canvas:
 
 def watching_layers() -> Canvas:
     sheet = Canvas(
-        "drawing-24-layers",
+        "drawing-25-layers",
         "Layers on the way in, and a listener beside the worker's events",
         "A request passes log line, CORS, doorman, header limit and key check before its endpoint. After each tick the "
         "worker hands events to the mailroom and to observe, which adds to integers; a collector reads them for "
@@ -101,7 +101,7 @@ def watching_layers() -> Canvas:
 
 def settings_path() -> Canvas:
     sheet = Canvas(
-        "drawing-25-settings",
+        "drawing-26-settings",
         "From flags, variables and defaults to a running server",
         "A flag beats a HELIOS variable, which beats the default. The settings become the engine's configuration, from "
         "which scheduler and engine are built, and the app with its log, origins and keys, which waits behind the "

@@ -1,4 +1,4 @@
-"""Chapters 02, 16 and 22: who wrote which character, the grid of a Triton launch, and what a slow reader takes."""
+"""Chapters 02, 16 and 23: who wrote which character, the grid of a Triton launch, and what a slow reader takes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def taken(delivered: tuple[tuple[Event, ...], ...], busy: tuple[bool, ...]) -> l
 
 def mailroom() -> Canvas:
     sheet = Canvas(
-        "drawing-22-mailroom",
+        "drawing-23-mailroom",
         "One list a tick into the mailroom, and a reader who takes all that lies there",
         "Ticks 1 to 3 each deliver one list of two events. The reader takes two after tick 1, nothing after tick 2 "
         "because it is still writing, and after tick 3 what has grown: lo and ! as one piece, Hi, and No.",

@@ -11,7 +11,7 @@ from canvas import Box, Canvas
 
 __all__ = ["ALL", "LIT", "walk", "walks"]
 
-ALL = 25  # the chapter in which every room is lit
+ALL = 26  # the chapter in which every room is lit
 LEFT, RIGHT, COLUMN, STEP = 32.0, 528.0, 80.0, 104.0  # five columns of boxes
 
 # Which parts a chapter lights. A part is *built* by the first chapter that lights it.
@@ -34,14 +34,14 @@ LIT: dict[int, tuple[str, ...]] = {
     15: ("runner", "forward"),
     16: ("runner", "attention"),
     17: ("runner", "forward"),
-    18: ("checks",),
-    19: ("frames",),
-    20: ("tools",),
-    21: ("mask",),
-    22: ("exchange",),
-    23: ("server",),
-    24: ("watch",),
-    26: ("book",),
+    19: ("checks",),
+    20: ("frames",),
+    21: ("tools",),
+    22: ("mask",),
+    23: ("exchange",),
+    24: ("server",),
+    25: ("watch",),
+    27: ("book",),
 }
 RUNNERS = {13: "C kernels", 14: "native", 15: "compiled", 16: "Triton", 17: "graphs"}
 BORN = {part: chapter for chapter in sorted(LIT, reverse=True) for part in LIT[chapter]} | {"book": 0}
@@ -66,15 +66,15 @@ TITLES = {
     15: "a compiled forward",
     16: "attention by a Triton kernel",
     17: "a forward recorded as a graph",
-    18: "checking the request",
-    19: "the answer's frames",
-    20: "tools and thoughts",
-    21: "the mask beside the forward",
-    22: "the exchange",
-    23: "the server",
-    24: "keys, log and metrics",
-    25: "everything",
-    26: "the book beside the program",
+    19: "checking the request",
+    20: "the answer's frames",
+    21: "tools and thoughts",
+    22: "the mask beside the forward",
+    23: "the exchange",
+    24: "the server",
+    25: "keys, log and metrics",
+    26: "everything",
+    27: "the book beside the program",
 }
 
 

@@ -1,4 +1,4 @@
-"""Chapters 00, 11 and 23: from notebooks to a server, the pages of two choices, and who does what for a request."""
+"""Chapters 00, 11 and 24: from notebooks to a server, the pages of two choices, and who does what for a request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def export_path() -> Canvas:
         "that speaks the OpenAI protocol may ask.",
         178,
     )
-    names = ("01_model_files", "08_paged_attention", "25_launch")
+    names = ("01_model_files", "08_paged_attention", "26_launch")
     notebooks = [sheet.box(16, 16 + i * 56, 184, 34, name, "blue", code=True) for i, name in enumerate(names)]
     export = sheet.box(238, 72, 132, 34, "helios export", "lit", code=True)
     for notebook in notebooks:
@@ -76,7 +76,7 @@ LANES = ("event loop", "text thread", "process", "worker")
 
 def stations() -> Canvas:
     sheet = Canvas(
-        "drawing-23-stations",
+        "drawing-24-stations",
         "The eight stations of a chat request, and who does each",
         "The event loop reads fields, chooses tools and grammar; a text thread makes ids; a process compiles the "
         "grammar; the event loop submits; the worker ticks; the event loop writes frames.",
