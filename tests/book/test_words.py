@@ -18,6 +18,8 @@ ENGINES = re.compile(r"\b(vLLM|SGLang|TensorRT-LLM|llama\.cpp|llama-server|Flash
 LINK = re.compile(r"\]\((?:https?://|comparison\.md)")  # the comparison is our own measurement
 # Spelt the American way on purpose: names in code, and words that differ in sense.
 AMERICAN = {
+    "routing",
+    "normalization",
     "program",
     "programs",
     "check",
