@@ -109,7 +109,7 @@ class Pass:
 
 
 class NativeLayer:
-    """One block of the transformer, in six to eight kernel calls."""
+    """One block of the transformer, in eight or nine kernel calls."""
 
     def __init__(self, kernels: SimpleNamespace, block: Layer, config: ModelConfig, keys: int, values: int) -> None:
         self.kernels, self.config, self.keys, self.values = kernels, config, keys, values
