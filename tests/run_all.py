@@ -13,10 +13,6 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 PYTHON = sys.executable
 
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-# Two at a time: a notebook is one process that computes, and one that waits for it.
-NBVAL = ["--nbval-lax", "--nbval-cell-timeout=240", "-p", "no:timeout", "-n", "2", "--dist", "loadfile"]
-
 CHECKS: dict[str, list[str]] = {
     "export": [PYTHON, "-m", "helios.book.export", "--check"],
     "links": [PYTHON, "-m", "helios.book.links", "--check"],
@@ -29,7 +25,7 @@ CHECKS: dict[str, list[str]] = {
     "model": [str(BIN / "helios"), "fetch"],
     "browser": [PYTHON, "-m", "pytest", "tests/browser", "-n", "2", "--dist", "load"],
     "tests": [PYTHON, "-m", "pytest", "tests", "--ignore=tests/browser", "--durations=10"],
-    "notebooks": [PYTHON, "-m", "pytest", *NBVAL, *(str(path) for path in NOTEBOOKS)],
+    "notebooks": [PYTHON, "tests/fresh_environment.py"],
 }
 
 
