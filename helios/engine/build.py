@@ -29,9 +29,11 @@ __all__ = [
     "AUTO",
     "FASTER",
     "GIB",
+    "LATE",
     "TRITON",
     "build_engine",
     "choose_cache",
+    "choose_engine",
     "choose_runner",
     "default_model",
     "free_memory",
@@ -143,6 +145,17 @@ def choose_runner(model: Transformer, cache: PagedKVCache, config: EngineConfig)
     return "eager", ModelRunner(model, cache), "; ".join(reasons)
 
 
+LATE = "helios.fast.late"
+
+
+def choose_engine(runner: Runner) -> type[Engine]:
+    """`Engine`; for a runner that chooses tokens on the device the one that reads them late, once that is built."""
+    if not getattr(runner, "choosing", False) or not find_spec(LATE):
+        return Engine
+    late: type[Engine] = import_module(LATE).LateEngine
+    return late
+
+
 def build_engine(config: EngineConfig) -> Engine:
     """Load, size, warm up: an engine ready to tick, with `.tokenizer` and `.report` (what was chosen, and why).
 
@@ -178,7 +191,10 @@ def build_engine(config: EngineConfig) -> Engine:
         "batch": f"{config.max_batch_size} sequences, {config.prefill_chunk_size} tokens a tick",
         "prefix_cache": f"on, idle pages kept {config.prefix_ttl_s:g} s" if prefix is not None else "off",
     }
-    engine = Engine(model, cache, pool, prefix, config, runner=runner, tokenizer=tokenizer, report=report)
+    kind = choose_engine(runner)
+    if kind is not Engine:
+        report["results"] = "read one step late, while the next step is under way"
+    engine = kind(model, cache, pool, prefix, config, runner=runner, tokenizer=tokenizer, report=report)
     engine.warm_up()
     report["ready"] = f"after {time.perf_counter() - started:.1f} s"
     return engine

@@ -9,6 +9,8 @@ runs one forward, samples and commits.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,7 @@ from helios.kv.prefix import PrefixCache
 from helios.model.config import ModelError
 from helios.model.masks import Mask, allows_any
 from helios.model.params import SamplingParams
-from helios.model.sampling import raw_logprobs, sample
+from helios.model.sampling import TokenLogprob, raw_logprobs, sample
 from helios.model.tokenizer import Tokenizer
 from helios.model.transformer import Transformer
 
@@ -105,11 +107,15 @@ class Engine(Residents):
         return events
 
     def _commit(self, batch: Batch, logits: Tensor) -> list[TokenEvent]:
-        """Sample a token for each row [R, V] of those who are due; append it, tell of it, let the done leave."""
+        """Sample a token for each row [R, V] of those who are due, and take them in."""
+        drawn = sample(logits, [seq.row for seq in batch.sampled])
+        return self._accept(batch.sampled, drawn.ids, drawn.logprobs)
+
+    def _accept(self, due: list[Sequence], ids: list[int], logprobs: Iterable[TokenLogprob | None]) -> list[TokenEvent]:
+        """Append each sequence's token (-1: none, not finite), tell of it, let the done leave."""
         events: list[TokenEvent] = []
         endings: list[TokenEvent] = []  # without a token
-        drawn = sample(logits, [seq.row for seq in batch.sampled])
-        for seq, token, logprob in zip(batch.sampled, drawn.ids, drawn.logprobs, strict=True):
+        for seq, token, logprob in zip(due, ids, logprobs, strict=True):
             if token < 0 or seq.finish_reason is not None:
                 endings += self._end_without_token(seq, token)
                 continue
@@ -153,7 +159,14 @@ class Engine(Residents):
         """Run one forward for the sequences planned at `now` (seconds, the clock of `Request.arrival_s`)."""
         for seq, _ in self._served:
             seq.last_progress_s = now  # what the last tick did was done by the time this one starts
-        work = self._served = self._plan(now)
+        events = self._serve(self._plan(now))
+        if self.config.debug_checks:
+            self.check()
+        return events
+
+    def _serve(self, work: tuple[tuple[Sequence, int], ...]) -> list[TokenEvent]:
+        """One forward for (sequence, tokens) pairs as planned, and what became of it."""
+        self._served = work
         if not work:
             return []
         batch = pack(work, self._choices)
@@ -167,13 +180,15 @@ class Engine(Residents):
         events += self._commit(batch, logits[: len(batch.sampled)])
         self._totals["ticks"] += 1
         self._totals["tick_tokens"] += len(batch.inputs.token_ids)
-        if self.config.debug_checks:
-            self.check()
         return events
+
+    def _runnable(self) -> list[Sequence]:
+        """Who can be given tokens in the next pass; parked choices wait for their prompt."""
+        return [seq for choices in self._choices.values() for seq in choices if not seq.parked]
 
     def _plan(self, now: float) -> tuple[tuple[Sequence, int], ...]:
         """Whom this tick serves, with how many tokens; unfinished prompts first skip what others have published."""
-        running = [seq for choices in self._choices.values() for seq in choices if not seq.parked]
+        running = self._runnable()
         if self.prefix is not None:
             self.prefix.expire()
             if self._published:

@@ -94,15 +94,18 @@ class Residents:
     def check(self) -> None:
         """Recount every page reference from all sequences and the prefix cache; AssertionError on any difference."""
         live = [seq for choices in self._choices.values() for seq in choices]
-        holders = [seq.pages for seq in live]
         if self.prefix is not None:
             self.prefix.check()
-            holders.append(self.prefix.cached_pages)
-        self.pool.check(holders)
+        self.pool.check(self._holders())
         assert len(live) == self.running_count, f"{len(live)} sequences found, {self.running_count} counted"
         assert len(live) <= self.limits.sequences, "more sequences run than max_batch_size allows"
         for seq in live:
             seq.check()
+
+    def _holders(self) -> list[list[int]]:
+        """The page lists of all who hold pages."""
+        holders = [seq.pages for choices in self._choices.values() for seq in choices]
+        return holders if self.prefix is None else [*holders, self.prefix.cached_pages]
 
     def _publish(self, seq: Sequence) -> None:
         """Offer the complete, computed, finite blocks of a sequence to later requests."""
@@ -120,9 +123,17 @@ class Residents:
         self._publish(seq)
         self._drop(seq)
 
-    def _drop(self, seq: Sequence) -> None:
+    def _release(self, seq: Sequence) -> None:
+        """Give back the pages of one who has ended. A failed one's own are wiped: NaN leaks through attention masks."""
+        if seq.finish_reason == "error":
+            for page in seq.pages:
+                if self.pool.refcount(page) == 1:
+                    self.cache.copy_page(SCRATCH_PAGE, page)
         self.pool.release(seq.pages)
         seq.pages = []
+
+    def _drop(self, seq: Sequence) -> None:
+        self._release(seq)
         choices = self._choices[seq.request.id]
         choices.remove(seq)
         self.running_count -= 1
@@ -130,12 +141,9 @@ class Residents:
             del self._choices[seq.request.id]
 
     def _fail(self, failed: Sequence, error: str) -> list[TokenEvent]:
-        """End the whole request of a sequence. Pages of its own are wiped: NaN leaks through attention masks."""
+        """End the whole request of a sequence."""
         events = []
         for seq in list(self._choices[failed.request.id]):
-            for page in seq.pages:
-                if self.pool.refcount(page) == 1:
-                    self.cache.copy_page(SCRATCH_PAGE, page)
             seq.finish_reason = "error"
             self._totals["failed"] += 1
             self._drop(seq)

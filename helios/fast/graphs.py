@@ -4,7 +4,7 @@
 Decode ticks recorded once and replayed whole. A GPU that waits for its next small kernel is a GPU
 that does nothing; a graph hands it all kernels of a tick in one call. What is recorded is frozen,
 addresses and shapes and numbers, so this chapter sorts ticks into buckets, pads them with rows that
-harm nobody, stages their inputs with one copy, and reads results late.
+harm nobody, stages their inputs with one copy, and lets the device choose tokens.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -33,11 +34,12 @@ from helios.fast.buckets import (
     is_plain_decode,
     pages_in_use,
 )
-from helios.fast.late import choose_on_device
+from helios.fast.choosing import choose_on_device
 from helios.fast.static import DecodeAttention, DecodeCache, Recording, recordings
 from helios.fast.tape import Tape
 from helios.kv.paged import PagedKVCache, Span
 from helios.kv.pages import PAGE_SIZE, SCRATCH_PAGE
+from helios.model.draw import likeliest
 from helios.model.transformer import Transformer
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "assemble",
     "attempt",
     "build_runner",
+    "choose_where_possible",
     "rehearsal",
     "self_test",
 ]
@@ -124,7 +127,7 @@ class GraphRunner:
         choosing: bool = False,
     ) -> None:
         self.model, self.buckets, self.padding, self.choosing = model, list(buckets), padding, choosing
-        self.eager, self.ticks = ModelRunner(model, cache), Counter[str]()
+        self.link, self.eager, self.ticks = link, ModelRunner(model, cache), Counter[str]()
         self._cache = DecodeCache(cache, attention)
         self._staging = Staging(link, max(bucket.ints for bucket in buckets), model.device)
         rows = max(bucket.batch for bucket in buckets)
@@ -151,6 +154,11 @@ class GraphRunner:
         if not is_plain_decode(inputs):
             return None
         return choose_bucket(self.buckets, pages_in_use(inputs), self.padding)
+
+    def can_launch(self, contexts: Sequence[int]) -> bool:
+        """Whether a decode step of rows with these contexts (tokens, the new one included) can be launched ahead."""
+        needs = [-(-context // PAGE_SIZE) for context in contexts]
+        return self.choosing and choose_bucket(self.buckets, needs, self.padding) is not None
 
     def forward(self, inputs: TickInputs) -> Tensor:
         """Logits [R, V] float32 of the rows asked for, valid until the next call."""
@@ -194,35 +202,49 @@ def self_test(runner: GraphRunner, store: Tensor, tolerance: float) -> None:
     runner.eager.forward(rehearsal(0, 5))
     expected = runner.eager.forward(rehearsal(5, 6))
     for bucket in runner.buckets:
-        runner._logits.fill_(float("nan"))
-        runner._run(bucket, rehearsal(5, 6, bucket.batch))
-        difference = float((runner._logits[: bucket.batch] - expected).abs().max())
+        tick, logits, chosen = (
+            rehearsal(5, 6, bucket.batch),
+            runner._logits[: bucket.batch],
+            runner._chosen[: bucket.batch],
+        )
+        logits.fill_(float("nan"))
+        if runner.choosing:
+            chosen.fill_(5)  # the same tick, as "what row j chose"
+            tick = replace(tick, token_ids=-1 - np.arange(bucket.batch, dtype=np.int64))
+        runner._run(bucket, tick)
+        difference = float((logits - expected).abs().max())
         if not difference <= tolerance * float(expected.abs().max()):  # NaN is not
             raise RunnerUnavailable(f"the recording of {bucket} differs from the eager pass by {difference:.3g}")
+        if runner.choosing and not torch.equal(chosen, likeliest(logits)[1]):
+            raise RunnerUnavailable(f"the recording of {bucket} chooses other tokens than its logits ask for")
     store[:, :, SCRATCH_PAGE].zero_()
     runner.ticks.clear()
 
 
 def attempt(
-    model: Transformer, cache: PagedKVCache, recording: Recording, recorder: Recorder, link: Link
+    model: Transformer, cache: PagedKVCache, recording: Recording, recorder: Recorder, link: Link, *, choosing: bool
 ) -> GraphRunner:
     """Record and test; RunnerUnavailable if either fails."""
+    how: dict[str, Any] = {"recorder": recorder, "link": link, "padding": recording.padding, "choosing": choosing}
     try:
-        runner = GraphRunner(
-            model,
-            cache,
-            recording.attention,
-            recording.buckets,
-            recorder=recorder,
-            link=link,
-            padding=recording.padding,
-        )
+        runner = GraphRunner(model, cache, recording.attention, recording.buckets, **how)
         self_test(runner, cache.store, 1e-3 if model.dtype == torch.float32 else 0.05)
     except RunnerUnavailable:
         raise
     except Exception as error:  # a kernel that does not compile raises what it likes
         raise RunnerUnavailable(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
     return runner
+
+
+def choose_where_possible(
+    model: Transformer, cache: PagedKVCache, recording: Recording, recorder: Recorder, link: Link
+) -> tuple[GraphRunner, list[str]]:
+    """`attempt` with tokens chosen on the device; else without, and why. RunnerUnavailable if neither works."""
+    try:
+        return attempt(model, cache, recording, recorder, link, choosing=True), []
+    except RunnerUnavailable as problem:
+        runner = attempt(model, cache, recording, recorder, link, choosing=False)
+        return runner, [f"tokens are chosen by the host: {problem}"]
 
 
 def assemble(
@@ -234,13 +256,13 @@ def assemble(
     failed = []
     for recording in recordings(cache, config.max_batch_size, pages, graphs, config.attention):
         try:
-            runner = attempt(model, cache, recording, recorder, link)
+            runner, doubt = choose_where_possible(model, cache, recording, recorder, link)
         except RunnerUnavailable as problem:
             failed.append(f"not where {recording.how}: {problem}")
             continue
         rows = max(bucket.batch for bucket in recording.buckets)
         found = f"{len(recording.buckets)} graphs, up to {rows} sequences; {recording.how}"
-        return runner, "; ".join([found, *failed])
+        return runner, "; ".join([found, *doubt, *failed])
     raise RunnerUnavailable("; ".join(failed) or "gathering even one page would take more than its workspace")
 
 

@@ -1,120 +1,131 @@
-# Generated from notebooks/17_graphs.ipynb by `helios export`; edit the notebook.
-"""Tokens chosen on the device and read by the host one step late, while the next step is already under way."""
+# Generated from notebooks/18_late.ipynb by `helios export`; edit the notebook.
+"""Reading late.
+
+A decode step is launched before the tokens of the step before have been read. While the device
+computes, the host commits, streams and plans; nobody waits for the other longer than needed. The
+part exported here is `LateEngine`: the engine of chapter 11 with one step under way, and the care
+for sequences that end meanwhile.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol, cast
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from helios.engine.runner import TickInputs
+from helios.engine.engine import Engine
+from helios.engine.runner import Runner, TickInputs
+from helios.engine.sequence import Sequence, TokenEvent
+from helios.engine.tick import TickPlan
 from helios.fast.buckets import Draws, Link
-from helios.kv.paged import Span
-from helios.model.draw import draw, likeliest
-from helios.model.params import SamplingParams
-from helios.model.sampling import HUGE, SampleRow, needs_editing
+from helios.fast.choosing import can_choose
+from helios.fast.pipeline import Ask, LateResults, Pipeline
+from helios.model.chance import uniform
 
-__all__ = ["Ask", "LateResults", "Pipeline", "can_choose", "choose_on_device"]
+__all__ = ["LateEngine", "Launcher"]
 
 
-def choose_on_device(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
-    """Token ids [B] for logits [B, V]: `sample`'s choice where only temperatures [B] (0: greedy) differ.
+class Launcher(Runner, Protocol):
+    """A runner that can also begin a decode step whose input tokens only the device knows."""
 
-    Nothing is read back. A row that is not finite gets −1. `uniforms [B]` are float64 in [0, 1).
+    link: Link
+
+    def can_launch(self, contexts: Seq[int]) -> bool:
+        """Whether a decode step of rows with these contexts (tokens, the new one included) can be launched."""
+        ...
+
+    def launch(self, inputs: TickInputs, draws: Draws) -> Tensor:
+        """Begin it, and return the ids [B] that it will have chosen. An id of -1 - j: what row j chose just before."""
+        ...
+
+
+class LateEngine(Engine):
+    """An engine that launches a plain decode step first, and then commits the tokens of the step before.
+
+    What is committed is always in the state of `Engine` between two ticks; what is under way is one more token for
+    each of some sequences. Any other tick waits until nothing is under way. One who ends with a token under way keeps
+    its pages until that step has been read. `surplus` counts the tokens that were computed past an end.
     """
-    best, ids = likeliest(logits)
-    scaled = logits / temperatures.masked_fill(temperatures <= 0, 1.0)[:, None]
-    drawn = draw(torch.softmax(scaled, 1), uniforms)
-    ids = torch.where(best.abs() < HUGE * temperatures, drawn, ids)
-    return ids.masked_fill(~best.isfinite(), -1)
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """As for `Engine`. Raises ValueError if the runner cannot launch steps ahead."""
+        super().__init__(*args, **options)
+        if not hasattr(self.runner, "launch"):
+            raise ValueError("reading late needs a runner that can launch a step ahead: use Engine with this one")
+        self._launcher = cast(Launcher, self.runner)
+        results = LateResults(self._launcher.link, self.config.max_batch_size)
+        self._pipeline = Pipeline(self._launcher.launch, results)
+        self._leaving: list[Sequence] = []  # they have ended, and the step under way writes to their pages
+        self.surplus = 0
 
-def can_choose(row: SampleRow) -> bool:
-    """Whether this row's token can be chosen on the device: no filters, edits or logprobs."""
-    p: SamplingParams = row.params
-    plain = p.top_k <= 0 and p.top_p >= 1.0 and p.min_p <= 0.0 and p.logprobs is None
-    return (plain or (p.greedy and p.logprobs is None)) and not needs_editing(row)
+    def _ahead(self, seq: Sequence) -> int:
+        """Tokens under way for a sequence: 0 or 1."""
+        return int(seq in self._pipeline)
 
+    def _runnable(self) -> list[Sequence]:
+        """Those whose last token is under way are given no more."""
+        return [seq for seq in super()._runnable() if len(seq.output_ids) + self._ahead(seq) < seq.max_tokens]
 
-class LateResults:
-    """Token ids on their way to the host: at most two steps are under way, read in order."""
+    def _can_launch(self, seqs: list[Sequence]) -> bool:
+        """Whether this is a plain decode: everyone is past its prompt, and the device can choose for all of them."""
+        plain = all(not seq.remaining_prompt and seq.constraint is None and can_choose(seq.row) for seq in seqs)
+        contexts = [seq.computed + self._ahead(seq) + 1 for seq in seqs]
+        return bool(seqs) and plain and self._launcher.can_launch(contexts)
 
-    def __init__(self, link: Link, rows: int) -> None:
-        self._link, self._turn = link, 0
-        self._places = [(link.host(rows, torch.int64), link.fence()) for _ in range(2)]
-        self._under_way: deque[tuple[int, list[Hashable | None]]] = deque()
+    def _ask(self, seq: Sequence) -> Ask:
+        """A sequence's row of the step: what the step before chose, unless that is known; drawn as `sample` would."""
+        ahead, params = self._ahead(seq), seq.request.params
+        known = None if ahead else seq.output_ids[-1]
+        if params.greedy:
+            return Ask(seq, seq.computed + ahead, seq.pages, known)
+        number = uniform(seq.row.seed, len(seq.output_ids) + ahead)
+        return Ask(seq, seq.computed + ahead, seq.pages, known, params.temperature, number)
 
-    def __len__(self) -> int:
-        return len(self._under_way)
+    def _launch(self, seqs: list[Sequence]) -> list[TokenEvent]:
+        self._totals["ticks"] += 1
+        self._totals["tick_tokens"] += len(seqs)
+        left, self._leaving = self._leaving, []
+        return self._receive(self._pipeline.step([self._ask(seq) for seq in seqs]), left)
 
-    def send(self, ids: Tensor, owners: Sequence[Hashable]) -> None:
-        """Begin to bring `ids [B]` of the rows of `owners` to the host. RuntimeError if two steps are unread."""
-        if len(self) == 2:
-            raise RuntimeError("two steps are under way already: receive one before sending the next")
-        host, fence = self._places[self._turn]
-        self._link.copy(host[: len(owners)], ids)
-        fence.record()
-        self._under_way.append((self._turn, list(owners)))
-        self._turn = 1 - self._turn
+    def _drain(self) -> list[TokenEvent]:
+        """Wait for all that is under way."""
+        left, self._leaving = self._leaving, []
+        return self._receive(self._pipeline.drain(), left)
 
-    def receive(self) -> list[tuple[Hashable, int]]:
-        """Wait for the oldest step: (owner, token id) of each row that is still wanted."""
-        turn, owners = self._under_way.popleft()
-        host, fence = self._places[turn]
-        fence.synchronize()
-        return [(owner, token) for owner, token in zip(owners, host.tolist(), strict=False) if owner is not None]
+    def _receive(self, found: list[tuple[Any, int]], left: list[Sequence]) -> list[TokenEvent]:
+        """Commit a step that has been read; the pages of those who `left` while it was under way are free now."""
+        for seq in left:
+            super()._release(seq)
+        for seq, _ in found:
+            seq.computed += 1
+        return self._accept([seq for seq, _ in found], [token for _, token in found], [None] * len(found))
 
-    def forget(self, owner: Hashable) -> int:
-        """Throw away what is under way for this owner; how many tokens that was."""
-        thrown = 0
-        for _, owners in self._under_way:
-            for row, other in enumerate(owners):
-                if other == owner:
-                    owners[row], thrown = None, thrown + 1
-        return thrown
+    def _release(self, seq: Sequence) -> None:
+        """Now, or once the step that still writes to these pages has been read; its token is thrown away."""
+        if seq not in self._pipeline:
+            super()._release(seq)
+            return
+        self.surplus += self._pipeline.drop(seq)
+        self._leaving.append(seq)
 
+    def _holders(self) -> list[list[int]]:
+        """Those who are leaving hold pages, too."""
+        return [*super()._holders(), *(seq.pages for seq in self._leaving)]
 
-@dataclass(frozen=True)
-class Ask:
-    """One sequence's place in a step. Without a `token_id` its input is what its row of the step before chose."""
+    def _drop(self, seq: Sequence) -> None:
+        """When the last one goes, nobody will ask for another tick: what is under way is waited for at once."""
+        super()._drop(seq)
+        if not self.running_count:
+            self._drain()
 
-    owner: Hashable
-    position: int
-    pages: Sequence[int]
-    token_id: int | None = None
-    temperature: float = 0.0
-    uniform: float = 0.0
-
-
-class Pipeline:
-    """Decode steps launched before the results of the step before are read."""
-
-    def __init__(self, launch: Callable[[TickInputs, Draws], Tensor], results: LateResults) -> None:
-        self._launch, self._results = launch, results
-        self._rows: dict[Hashable, int] = {}
-
-    def step(self, asks: Sequence[Ask]) -> list[tuple[Hashable, int]]:
-        """Launch a step; then the results of the one before: (owner, token id), nothing the first time."""
-        ids = [-1 - self._rows[ask.owner] if ask.token_id is None else ask.token_id for ask in asks]
-        positions = np.array([ask.position for ask in asks], np.int64)
-        spans = [Span(1, ask.position + 1, ask.pages) for ask in asks]
-        inputs = TickInputs(np.array(ids, np.int64), positions, spans, np.arange(len(asks), dtype=np.int64))
-        chosen = self._launch(inputs, Draws([ask.temperature for ask in asks], [ask.uniform for ask in asks]))
-        self._results.send(chosen, [ask.owner for ask in asks])
-        self._rows = {ask.owner: row for row, ask in enumerate(asks)}
-        return self._results.receive() if len(self._results) > 1 else []
-
-    def drop(self, owner: Hashable) -> int:
-        """The owner ended: forget its row, throw away what is under way for it; how many tokens that was."""
-        self._rows.pop(owner, None)
-        return self._results.forget(owner)
-
-    def drain(self) -> list[tuple[Hashable, int]]:
-        """Wait for all that is under way, oldest first: before a tick that is no plain decode, and at the end."""
-        found = [pair for _ in range(len(self._results)) for pair in self._results.receive()]
-        self._rows = {}
-        return found
+    def _serve(self, work: tuple[tuple[Sequence, int], ...]) -> list[TokenEvent]:
+        """Launch what can be launched, and tell of the step before; else wait for what is under way; else as ever."""
+        seqs = [seq for seq, _ in work]
+        if self._can_launch(seqs):
+            self._served = work
+            return self._launch(seqs)
+        if len(self._pipeline):  # the work planned has to wait for the next tick: it may depend on what comes now
+            self._served, self.last_plan = (), TickPlan()
+            return self._drain()
+        return super()._serve(work)

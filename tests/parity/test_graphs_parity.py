@@ -18,7 +18,7 @@ from helios.engine.runner import ModelRunner, Runner, TickInputs
 from helios.engine.sequence import Request
 from helios.fast.buckets import DirectLink, bucket_grid
 from helios.fast.graphs import GraphRunner, ReplayByCalling, ReplayByTape, assemble
-from helios.fast.late import Ask, LateResults, Pipeline
+from helios.fast.pipeline import Ask, LateResults, Pipeline
 from helios.fast.static import GatheredDecode
 from helios.kv.contiguous import ContiguousCache, generate_greedy
 from helios.kv.paged import PagedKVCache, Span

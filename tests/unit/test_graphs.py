@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ from helios.fast.buckets import (
     fill,
     is_plain_decode,
 )
+from helios.fast.choosing import can_choose, choose_on_device
 from helios.fast.graphs import (
     CudaCapture,
     GraphRunner,
@@ -46,7 +46,6 @@ from helios.fast.graphs import (
     rehearsal,
     self_test,
 )
-from helios.fast.late import Ask, LateResults, Pipeline, can_choose, choose_on_device
 from helios.fast.static import (
     WORKSPACE,
     DecodeCache,
@@ -67,6 +66,7 @@ from helios.model.params import SamplingParams
 from helios.model.sampling import SampleRow, sample, uniform
 from helios.model.transformer import Transformer
 from helios.model.weights import random_weights
+from tests.unit.lagging import LateLink, NoFences
 
 HEADS, KV_HEADS, DIM = 6, 2, 16
 SPEC = KVSpec(layers=2, heads=KV_HEADS, head_dim=DIM)
@@ -203,33 +203,6 @@ def test_what_is_plain_decode() -> None:
 # Staging
 
 
-class LateLink(DirectLink):
-    """A device that is behind: copies run when a fence after them is waited for, or when `run_until` says so."""
-
-    def __init__(self) -> None:
-        self.queue: list[tuple[Tensor, Tensor]] = []
-        self.done = 0
-
-    def copy(self, target: Tensor, source: Tensor) -> None:
-        self.queue.append((target, source))
-
-    def run_until(self, mark: int) -> None:
-        for target, source in self.queue[self.done : mark]:
-            target.copy_(source)
-        self.done = max(self.done, mark)
-
-    def fence(self) -> Any:
-        marks = [0]
-        return SimpleNamespace(
-            record=lambda: marks.append(len(self.queue)), synchronize=lambda: self.run_until(marks[-1])
-        )
-
-
-class NoFences(LateLink):
-    def fence(self) -> Any:
-        return SimpleNamespace(record=lambda: None, synchronize=lambda: None)
-
-
 def arrivals(link: LateLink, lags: list[int]) -> list[bool]:
     """Stage ticks on a device that is `lag` copies behind after each; whether each tick arrived whole."""
     buckets = [Bucket(4, 2), Bucket(2, 1), Bucket(4, 1)]
@@ -283,7 +256,7 @@ def test_two_copies_may_be_under_way_without_waiting() -> None:
 def test_a_tick_is_one_copy_of_its_bucket() -> None:
     link = LateLink()
     Staging(link, 1000, "cpu").stage(Bucket(4, 2), decode_tick([300, 5]))
-    assert [source.numel() for _, source in link.queue] == [Bucket(4, 2).ints]
+    assert len(link.queue) == 1
 
 
 # Attention in a fixed shape
@@ -499,67 +472,6 @@ def test_which_rows_the_device_may_choose_for(settings_: dict[str, Any], banned:
     assert can_choose(SampleRow(SamplingParams(**settings_), [], [], 0, banned)) is possible
 
 
-# Results read late
-
-
-def test_results_come_in_order_and_only_once_their_copy_is_done() -> None:
-    link = LateLink()
-    late = LateResults(link, 3)
-    late.send(torch.tensor([11, 12, 13]), "abc")
-    late.send(torch.tensor([21, 22]), "ab")
-    assert link.done == 0, "sending waits for nothing"
-    assert late.receive() == [("a", 11), ("b", 12), ("c", 13)] and link.done == 1
-    late.send(torch.tensor([31]), "a")
-    assert late.receive() == [("a", 21), ("b", 22)]
-    assert late.receive() == [("a", 31)] and len(late) == 0
-
-
-def test_a_third_step_is_refused_before_it_overwrites_the_first() -> None:
-    late = LateResults(LateLink(), 1)
-    late.send(torch.tensor([1]), "a")
-    late.send(torch.tensor([2]), "a")
-    with pytest.raises(RuntimeError, match="receive one"):
-        late.send(torch.tensor([3]), "a")
-    assert late.receive() == [("a", 1)]
-
-
-def test_what_was_computed_past_an_end_is_thrown_away() -> None:
-    late = LateResults(DirectLink(), 2)
-    late.send(torch.tensor([1, 2]), "ab")
-    assert late.receive() == [("a", 1), ("b", 2)]
-    late.send(torch.tensor([3, 4]), "ab")
-    assert late.forget("a") == 1 and late.forget("nobody") == 0
-    assert late.receive() == [("b", 4)]
-
-
-class Launched:
-    """A launch that chooses 100 · step + row, and notes what it was given."""
-
-    def __init__(self) -> None:
-        self.ids: list[list[int]] = []
-
-    def __call__(self, inputs: TickInputs, draws: Draws) -> Tensor:
-        self.ids.append(inputs.token_ids.tolist())
-        return 100 * len(self.ids) + torch.arange(len(inputs.spans))
-
-
-def ask(owner: str, position: int, token_id: int | None = None) -> Ask:
-    return Ask(owner, position, [1], token_id)
-
-
-def test_a_pipeline_refers_to_rows_and_is_one_step_behind() -> None:
-    launched = Launched()
-    pipeline = Pipeline(launched, LateResults(DirectLink(), 4))
-    assert pipeline.step([ask("a", 0, 7), ask("b", 0, 8), ask("c", 0, 9)]) == []
-    assert pipeline.step([ask("c", 1), ask("a", 1), ask("d", 4, 5)]) == [("a", 100), ("b", 101), ("c", 102)]
-    assert pipeline.drop("a") == 1
-    assert pipeline.step([ask("d", 5)]) == [("c", 200), ("d", 202)]
-    assert pipeline.drain() == [("d", 300)] and pipeline.drain() == []
-    assert launched.ids == [[7, 8, 9], [-3, -1, 5], [-3]]
-    with pytest.raises(KeyError):  # after a drain the host knows all tokens and must give them
-        pipeline.step([ask("d", 6)])
-
-
 # The runner
 
 
@@ -680,6 +592,38 @@ def test_every_row_of_a_recording_is_tested(model: Transformer) -> None:
     runner = GraphRunner(model, cache, attention, [Bucket(4, 3)], recorder=ReplayByCalling(), link=DirectLink())
     with pytest.raises(RunnerUnavailable, match="differs"):
         self_test(runner, cache.store, 1e-3)
+
+
+def test_a_choosing_recording_is_tested_for_what_it_chooses_and_reads(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = cache_for(model)
+    runner = runner_for(model, cache, recorder=ReplayByCalling(), choosing=True)
+    self_test(runner, cache.store, 1e-4)
+    assert not cache.store.any() and not runner.ticks
+
+    def second_best(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
+        return logits.topk(2, dim=1).indices[:, 1]
+
+    monkeypatch.setattr(graphs_module, "choose_on_device", second_best)
+    with pytest.raises(RunnerUnavailable, match="chooses other tokens"):
+        self_test(runner, cache.store, 1e-4)
+
+
+def test_where_tokens_cannot_be_chosen_on_the_device_the_host_chooses(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineConfig(max_batch_size=2, max_context=256)
+    runner, why = assemble(model, cache_for(model), config, ReplayByTape(), DirectLink(), 8)
+    assert runner.choosing and runner.can_launch([5, 256]) and not runner.can_launch([1] * 3)
+
+    def cannot(*_: Tensor) -> Tensor:
+        raise NotImplementedError("no double precision on this device")
+
+    monkeypatch.setattr(graphs_module, "choose_on_device", cannot)
+    runner, doubtful = assemble(model, cache_for(model), config, ReplayByTape(), DirectLink(), 8)
+    assert not runner.choosing and not runner.can_launch([5])
+    assert doubtful == f"{why}; tokens are chosen by the host: NotImplementedError: no double precision on this device"
 
 
 def test_the_rehearsal_is_a_sequence_on_the_scratch_page() -> None:
