@@ -140,7 +140,7 @@ def run_notebook(path: Path) -> bool:
     )
     if done.returncode:
         why = re.sub(r"\x1b\[[\d;]*m", "", done.stderr.strip().rpartition("\n")[2])
-        print(f"{path.name} was not run ({why}): run it from top to bottom and save it", file=sys.stderr)
+        print(f"{path.parent.name}/{path.name} was not run ({why}): run it top to bottom and save it", file=sys.stderr)
         return False
     notebook = nbformat.read(path, as_version=4)
     notebook.metadata = NotebookNode(META)
