@@ -34,6 +34,7 @@ LIT: dict[int, tuple[str, ...]] = {
     15: ("runner", "forward"),
     16: ("runner", "attention"),
     17: ("runner", "forward"),
+    18: ("runner", "commit"),
     19: ("checks",),
     20: ("frames",),
     21: ("tools",),
@@ -43,7 +44,7 @@ LIT: dict[int, tuple[str, ...]] = {
     25: ("watch",),
     27: ("book",),
 }
-RUNNERS = {13: "C kernels", 14: "native", 15: "compiled", 16: "Triton", 17: "graphs"}
+RUNNERS = {13: "C kernels", 14: "native", 15: "compiled", 16: "Triton", 17: "graphs", 18: "graphs"}
 BORN = {part: chapter for chapter in sorted(LIT, reverse=True) for part in LIT[chapter]} | {"book": 0}
 LIT[ALL] = tuple(part for part in BORN if part not in ("book", "clock"))  # the program, not what stands beside it
 
@@ -66,6 +67,7 @@ TITLES = {
     15: "a compiled forward",
     16: "attention by a Triton kernel",
     17: "a forward recorded as a graph",
+    18: "a pass that begins before the last one is committed",
     19: "checking the request",
     20: "the answer's frames",
     21: "tools and thoughts",
