@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ def drive(engine: Engine, works: Sequence[Work]) -> list[RequestRecord]:
 
 
 def thirty(loaded: Loaded, backend: str, runner_name: str) -> Result:
-    """The benchmark through `Engine`, after one run to warm up."""
+    """The benchmark through the engine that is served with this runner, after one run to warm up."""
     machine, config, model = loaded.machine, loaded.config, loaded.model
     pages = BATCH * (CONTEXT // PAGE_SIZE) + 1
     cache = machine.cache(backend, config.kv_spec, pages, config.heads, machine.half)
@@ -75,7 +76,8 @@ def thirty(loaded: Loaded, backend: str, runner_name: str) -> Result:
     settings.prefill_chunk_size, settings.attention = 2048, "auto"
     runner = build_runner(runner_name, model, cache, settings)
     pool = PagePool(pages)
-    engine = Engine(model, cache, pool, PrefixCache(pool), settings, runner=runner)
+    kind: type[Engine] = import_module("helios.fast.late").LateEngine if getattr(runner, "choosing", False) else Engine
+    engine = kind(model, cache, pool, PrefixCache(pool), settings, runner=runner)
     for seed in (1, 0):
         records = drive(engine, works_for(machine, config.vocab_size, seed))
     engine.check()
