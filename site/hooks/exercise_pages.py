@@ -5,7 +5,7 @@ from pathlib import Path
 
 from notebook_pages import notebook_text
 
-from helios.book.links import chapter_page, project_url
+from helios.book.links import chapter_page, colab_url, project_url
 
 FOLDERS = ("exercises", "solutions")
 LINK = re.compile(r"\]\((?:\.\./)+(?:(chapters)/)?")
@@ -29,6 +29,8 @@ def exercise_pages(root: Path) -> dict[str, str]:
 def exercise_page(path: Path, url: str, folder: str) -> str:
     other = FOLDERS[1 - FOLDERS.index(folder)]
     links = [f"[Read the chapter](../../{chapter_page(path.name)})"]
+    if colab := colab_url(url, f"{folder}/{path.name}"):
+        links.append(f"[Open in Colab]({colab})")
     links.append(f"[{other.capitalize()}](../{other}/{path.stem}.md)")
     links.append(f"[Source]({url}/blob/main/notebooks/{folder}/{path.name})")
     text, _ = notebook_text(path, " · ".join(links) + "\n{ .links }")
