@@ -77,7 +77,7 @@ def test_notebooks_have_one_spelling(path: Path) -> None:
 @each_chapter
 def test_a_chapter_has_the_length_and_the_parts_of_a_chapter(page: Path) -> None:
     text = page.read_text("utf-8")
-    assert 1_000 <= len(prose(text).split()) <= 2_400
+    assert 1_000 <= len(prose(text).split()) <= 2_200
     for part in ("**The question:**", "## Where we are", "## Common errors", "## What we are not building yet"):
         assert part in text
     for part in ("## Exercises", "## Self-check", "## Further reading", "**Next:**"):
