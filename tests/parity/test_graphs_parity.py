@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,42 +15,20 @@ from helios.engine.config import EngineConfig
 from helios.engine.engine import Engine
 from helios.engine.runner import ModelRunner, Runner, TickInputs
 from helios.engine.sequence import Request
-from helios.fast.buckets import DirectLink, bucket_grid
-from helios.fast.graphs import GraphRunner, ReplayByCalling, ReplayByTape, assemble
+from helios.fast.buckets import DirectLink
+from helios.fast.graphs import GraphRunner, ReplayByTape, assemble
 from helios.fast.pipeline import Ask, LateResults, Pipeline
-from helios.fast.static import GatheredDecode
 from helios.kv.contiguous import ContiguousCache, generate_greedy
 from helios.kv.paged import PagedKVCache, Span
 from helios.kv.pages import PAGE_SIZE, SCRATCH_PAGE, PagePool
 from helios.kv.prefix import PrefixCache
-from helios.model.attention import attend_decode
 from helios.model.params import SamplingParams
 from helios.model.sampling import uniform
-from helios.model.transformer import Transformer, load_transformer
+from helios.model.transformer import Transformer
+from tests.parity.recorded import MARGIN, PAGES, RECORDERS, graph_runner
 
 FAMILIES = ("qwen3", "qwen2", "llama", "mistral")
-PAGES = 40
 NEW = 16  # tokens of an answer that is read late
-MARGIN = 1e-3  # between the two likeliest logits: far more than fp32 sums in another order can differ
-RECORDERS = {"called": ReplayByCalling, "taped": ReplayByTape}
-
-
-@pytest.fixture(scope="module")
-def models(tiny_folder: Callable[[str], Path]) -> Callable[[str], Transformer]:
-    loaded: dict[str, Transformer] = {}
-
-    def load(family: str) -> Transformer:
-        if family not in loaded:
-            loaded[family] = load_transformer(tiny_folder(family), device="cpu", dtype=torch.float32)
-        return loaded[family]
-
-    return load
-
-
-def graph_runner(model: Transformer, cache: PagedKVCache, recorder: str, **options: Any) -> GraphRunner:
-    buckets = bucket_grid(6, 3)  # contexts of a fourth page run eagerly
-    attention = GatheredDecode(attend_decode, cache.store, buckets)
-    return GraphRunner(model, cache, attention, buckets, recorder=RECORDERS[recorder](), link=DirectLink(), **options)
 
 
 @dataclass

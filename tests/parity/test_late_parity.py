@@ -4,49 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from helios.engine.config import EngineConfig
 from helios.engine.engine import Engine
 from helios.engine.runner import ModelRunner, Runner
 from helios.engine.sequence import Request, TokenEvent
-from helios.fast.buckets import DirectLink, bucket_grid
-from helios.fast.graphs import GraphRunner, ReplayByCalling, ReplayByTape
 from helios.fast.late import LateEngine
-from helios.fast.static import GatheredDecode
 from helios.kv.paged import PagedKVCache
 from helios.kv.pages import PagePool
 from helios.kv.prefix import PrefixCache
-from helios.model.attention import attend_decode
 from helios.model.params import SamplingParams
-from helios.model.transformer import Transformer, load_transformer
-
-PAGES = 40
-MARGIN = 1e-3  # between the two likeliest logits: far more than fp32 sums in another order can differ
-RECORDERS = {"called": ReplayByCalling, "taped": ReplayByTape}
-
-
-@pytest.fixture(scope="module")
-def models(tiny_folder: Callable[[str], Path]) -> Callable[[str], Transformer]:
-    loaded: dict[str, Transformer] = {}
-
-    def load(family: str) -> Transformer:
-        if family not in loaded:
-            loaded[family] = load_transformer(tiny_folder(family), device="cpu", dtype=torch.float32)
-        return loaded[family]
-
-    return load
-
-
-def recorded(model: Transformer, cache: PagedKVCache, recorder: str) -> GraphRunner:
-    buckets = bucket_grid(6, 3)  # contexts of a fourth page run eagerly
-    attention = GatheredDecode(attend_decode, cache.store, buckets)
-    tools: Any = {"recorder": RECORDERS[recorder](), "link": DirectLink()}
-    return GraphRunner(model, cache, attention, buckets, **tools, choosing=True)
+from helios.model.transformer import Transformer
+from tests.parity.recorded import MARGIN, PAGES, RECORDERS, graph_runner
 
 
 def some_requests(seed: int, logprobs: int | None) -> list[Request]:
@@ -111,7 +83,12 @@ def test_reading_late_tells_the_same_tokens(family: str, recorder: str, models: 
     asked, compared = some_requests(seed, logprobs=2), 0
     _, expected = serve(model, Engine, lambda cache: ModelRunner(model, cache), asked, seed, prefix)
     late, found = serve(
-        model, LateEngine, lambda cache: recorded(model, cache, recorder), some_requests(seed, None), seed + 1, prefix
+        model,
+        LateEngine,
+        lambda cache: graph_runner(model, cache, recorder, choosing=True),
+        some_requests(seed, None),
+        seed + 1,
+        prefix,
     )
     assert found.keys() == expected.keys()
     for key, events in expected.items():

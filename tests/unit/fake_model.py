@@ -125,3 +125,16 @@ class Log:
 def all_pages_return(engine: Engine) -> None:
     free = engine.pool.free_count + (engine.prefix.evictable_count if engine.prefix is not None else 0)
     assert free == engine.pool.capacity, "pages were lost"
+
+
+def five_take_turns(engine: Engine) -> Log:
+    """Five sequences on a budget of two tokens a tick: each gains a token in every five ticks, at the least."""
+    log = Log(engine)
+    for i in range(5):
+        engine.admit(greedy(f"{i}", words(1, seed=i), 99))
+    log.tick(45)
+    before = [len(log.ids(f"{i}")) for i in range(5)]
+    log.tick(20)
+    gained = [len(log.ids(f"{i}")) - had for i, had in enumerate(before)]
+    assert sum(gained) == 40 and min(gained) >= 20 // 5, gained
+    return log

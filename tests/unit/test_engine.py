@@ -10,7 +10,18 @@ import pytest
 from helios.engine.sequence import Request
 from helios.kv.pages import PAGE_SIZE, OutOfPages
 from helios.model.params import RequestError, SamplingParams
-from tests.unit.fake_model import EOS, VOCAB, Log, Script, all_pages_return, expected, greedy, make_engine, words
+from tests.unit.fake_model import (
+    EOS,
+    VOCAB,
+    Log,
+    Script,
+    all_pages_return,
+    expected,
+    five_take_turns,
+    greedy,
+    make_engine,
+    words,
+)
 
 
 @pytest.mark.parametrize("prefix", [True, False])
@@ -237,14 +248,7 @@ def test_pages_bound_admission_and_are_evicted_under_pressure() -> None:
 
 def test_more_sequences_than_budget_take_turns() -> None:
     engine = make_engine(prefill_chunk_size=2)
-    log = Log(engine)
-    for i in range(5):
-        engine.admit(greedy(f"{i}", words(1, seed=i), 99))
-    log.tick(45)
-    before = [len(log.ids(f"{i}")) for i in range(5)]
-    log.tick(20)
-    gained = [len(log.ids(f"{i}")) - had for i, had in enumerate(before)]
-    assert sum(gained) == 40 and min(gained) >= 20 // 5, "one token in every ceil(5 / 1) ticks, at the least"
+    five_take_turns(engine)
 
 
 def test_the_batch_size_counts_choices() -> None:

@@ -27,7 +27,18 @@ from helios.kv.prefix import PrefixCache
 from helios.model.config import tiny_config
 from helios.model.params import SamplingParams
 from helios.model.tokenizer import Tokenizer
-from tests.unit.fake_model import EOS, VOCAB, FakeModel, Log, Script, all_pages_return, expected, greedy, words
+from tests.unit.fake_model import (
+    EOS,
+    VOCAB,
+    FakeModel,
+    Log,
+    Script,
+    all_pages_return,
+    expected,
+    five_take_turns,
+    greedy,
+    words,
+)
 from tests.unit.lagging import GuardedPool, LaggingModel, LateLink, random_lag
 
 # The mailbox and the pipeline
@@ -297,14 +308,7 @@ def test_steps_too_wide_for_the_runner_are_ordinary() -> None:
 
 def test_more_sequences_than_budget_take_turns() -> None:
     engine = late_engine(prefill_chunk_size=2)
-    log = Log(engine)
-    for i in range(5):
-        engine.admit(greedy(f"{i}", words(1, seed=i), 99))
-    log.tick(45)
-    before = [len(log.ids(f"{i}")) for i in range(5)]
-    log.tick(20)
-    gained = [len(log.ids(f"{i}")) - had for i, had in enumerate(before)]
-    assert sum(gained) == 40 and min(gained) >= 4, gained
+    log = five_take_turns(engine)
     log.drain()
     assert all(log.ids(f"{i}") == expected(words(1, seed=i), 99) for i in range(5))
     mixed = [launch for launch in engine.runner.launches if len({token < 0 for token in launch}) == 2]
