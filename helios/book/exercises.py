@@ -22,7 +22,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from helios.book.links import project_url, release_ref, relinked_notebook
+from helios.book.links import project_url, release_ref, relinked_notebook, renew
 from helios.book.notebook import NoCheckout, require_checkout
 
 __all__ = [
@@ -147,11 +147,8 @@ def write_starters(root: Path, *, check: bool = False) -> list[str]:
         text = nbformat.writes(starter_of(read_solutions(path))) + "\n"
         text = relinked_notebook(text, url, f"exercises/{path.name}", ref)
         target = root / "notebooks" / "exercises" / path.name
-        if not target.is_file() or target.read_text("utf-8") != text:
+        if renew(target, text, check=check):
             changed.append(path.name)
-            if not check:
-                target.parent.mkdir(exist_ok=True)
-                target.write_text(text, "utf-8", newline="\n")
     return changed
 
 

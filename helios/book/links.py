@@ -28,6 +28,7 @@ __all__ = [
     "relinked_install",
     "relinked_notebook",
     "relinked_page",
+    "renew",
 ]
 
 
@@ -103,6 +104,16 @@ def relinked_page(text: str, url: str, ref: str = "main") -> str:
     return relinked_install(text, url, ref)
 
 
+def renew(path: Path, text: str, *, check: bool) -> bool:
+    """Whether the file differs from `text`; it is then written, or with `check` only told of."""
+    if path.is_file() and path.read_text("utf-8") == text:
+        return False
+    if not check:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8", newline="\n")
+    return True
+
+
 def relink(root: Path, *, check: bool = False) -> list[str]:
     """Renew the links of a checkout's notebooks and front pages; returns the files that changed (or would)."""
     url, ref, changed = project_url(root), release_ref(root), []
@@ -113,10 +124,8 @@ def relink(root: Path, *, check: bool = False) -> list[str]:
         old = path.read_text("utf-8")
         name = path.relative_to(root / "notebooks").as_posix() if path.suffix == ".ipynb" else ""
         new = relinked_notebook(old, url, name, ref) if name else relinked_page(old, url, ref)
-        if new != old:
+        if renew(path, new, check=check):
             changed.append(path.relative_to(root).as_posix())
-            if not check:
-                path.write_text(new, "utf-8", newline="\n")
     return changed
 
 
